@@ -2,7 +2,7 @@
 
     snakemake --cores 1 --resources gpu=1 report/writeup.md
 
-One rule per chapter of the study, by kind of job; rules/common.smk has what they share.
+One rule per chapter of the study, grouped by kind of job; rules/common.smk has what they share.
 """
 
 import sys
@@ -22,7 +22,7 @@ from lmlab.study import config_file
 # A study in a folder of its own (--directory) may bring its own config.yaml.
 CONFIG = "config.yaml" if Path("config.yaml").exists() else f"{PROJECT}/config.yaml"
 # Snakemake silently keeps the last of two duplicate keys, and ends in a traceback if it cannot read
-# a file, so our own files are read first.
+# a file, so check our own files first.
 if Path(workflow.main_snakefile).resolve().is_relative_to(PROJECT.resolve()):
     try:
         for file in (CONFIG, *workflow.configfiles):

@@ -11,7 +11,7 @@ for chapter in PATHS:
             ensure(result_of(chapter), non_empty=True),
         log:
             log_of(chapter),
-        # The machine card first: a machine that is not what it should be shows at once.
+        # The machine card first, so that a misbehaving machine shows at once.
         priority: int(chapter == "machine")
         conda:
             "../workflow/envs/lmlab.yaml"

@@ -1,12 +1,12 @@
 """Profiles: one point per job, recorded by nsys or by torch's profiler.
 
-nsys records from outside, so this rule's shell starts it, around a plain process (it does not follow
-the fork of a warm start). It then exports its report, from which the result is completed; the report
-stays, for a user to open. If nsys fails, the log names it in one line, and under
-`profiler: auto` torch's profiler takes over.
+nsys wraps the process that it records, so this rule's shell command runs a plain process under it
+(nsys does not follow the fork of a warm start), then exports its report, from which the result is
+completed; the report is kept for the user to open. If nsys fails, the log says so in one line, and
+with `profiler: auto` torch's profiler takes over.
 
-Points with several ranks are recorded on request, with nsys around torchrun; what is measured then
-stays out of the results: `snakemake traces/MACHINE/data_parallel/POINT.nsys`.
+Points with several ranks are recorded on request, with nsys around torchrun; times taken that way
+stay out of the results: `snakemake traces/MACHINE/data_parallel/POINT.nsys`.
 """
 
 if "profile" in PATHS:
@@ -25,7 +25,7 @@ if "profile" in PATHS:
         "{params.nsys} profile {params.profile_options} --output={output.trace:q}/report "
         "{params.program} --point {params.point:q} --machine {wildcards.machine} "
         '--out "$work/measured.json" && '
-        # A point that ran out of memory has a result and no report.
+        # A point that ran out of memory has a result but no report.
         '( {params.nsys} export --type=sqlite --force-overwrite=true --output="$work/report.sqlite" '
         "{output.trace:q}/report.nsys-rep || true ) && "
         '{params.complete} --measured "$work/measured.json" --export "$work/report.sqlite" '

@@ -1,7 +1,7 @@
 """Measurements with several processes: one rule per chapter, all ranks of a point in one job.
 
-ranks.py runs the torchrun command that follows its own arguments as it is written, and sees to
-what torchrun does not: one measurement at a time, a deadline, a result whatever happens.
+ranks.py runs the torchrun command after `--` as given and adds what torchrun lacks: one measurement
+at a time, a deadline, and a result whatever happens.
 """
 
 for chapter in PATHS:

@@ -1,8 +1,8 @@
-"""Snakemake's display for a study: one line per measured point, with what it gave and what is left.
+"""Snakemake's progress display: one line per measured point, with its result and what is left.
 
-Snakemake imports every logger plugin while it builds its command line. That makes this the place to
-repair `snakemake --cores 1 --resources gpu=1 report/writeup.md`, in which Snakemake's parser takes
-the target for a resource, and to do without a writable home (see `command_line`).
+Snakemake imports every logger plugin before it parses its command line. That makes this the place
+to repair `snakemake --cores 1 --resources gpu=1 report/writeup.md`, whose target Snakemake would
+parse as a resource, and to cope with a home that is not writable (see `command_line`).
 """
 
 import logging
@@ -25,8 +25,8 @@ if is_snakemake(sys.argv):
     repair(sys.argv)
     ensure_writable(os.environ)
 
-# Snakemake prints ten lines per job; a study has hundreds of jobs. Only these events are printed as
-# it formats them; None is a plain message.
+# Snakemake prints ten lines per job; a study has hundreds of jobs. Only these events are printed in
+# its own format; None is a plain message.
 SHOWN = {None, LogEvent.RUN_INFO, LogEvent.ERROR, LogEvent.DEBUG_DAG}
 EMPTY = {"", "None", "Select jobs to execute..."}
 SHELL_FAILED = "RuleException:\nCalledProcessError"
@@ -35,7 +35,7 @@ INTERRUPTED = "interrupted; results so far are kept, and the same command measur
 
 
 class LogHandler(LogHandlerBase):
-    """Prints points as they are measured, and what Snakemake says of the run as a whole."""
+    """Print points as they are measured, and Snakemake's messages about the run as a whole."""
 
     writes_to_stream = True
     writes_to_file = False
@@ -44,18 +44,18 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        """Start with nothing measured; the first message brings the number of jobs."""
+        """Start with nothing measured; RUN_INFO brings the number of jobs."""
         self.in_full = self.common_settings.dryrun or self.common_settings.verbose
         self.interrupted = False
         self.expected = self.done = 0
         self.began = 0.0
         self.running: dict[int, tuple[str, Sequence[str]]] = {}  # name and outputs of each job
-        self.logs: dict[str, tuple[int, int]] = {}  # as earlier runs left them
+        self.logs: dict[str, tuple[int, int]] = {}  # stamps of the logs as earlier runs left them
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one message, or a line of progress in its place; after an interrupt nothing."""
+        """Print a message or the progress line that replaces it; nothing after an interrupt."""
         if self.interrupted:
-            return  # that jobs failed, with their whole command and log
+            return  # these are failed jobs, with their full commands and logs
         event, fields = getattr(record, "event", None), vars(record)
         if event == LogEvent.RUN_INFO:
             self.expected, self.began = fields["stats"]["total"], time.monotonic()
@@ -63,7 +63,7 @@ class LogHandler(LogHandlerBase):
         text = self.format(record) if as_it_is else self._progress(event, fields)
         if INTERRUPT in text and not self.in_full:
             text, self.interrupted = INTERRUPTED, True
-        # That a shell failed, with its whole command; the line of the job says why.
+        # A failed shell command, printed in full; the line of the job says why it failed.
         if text.startswith(SHELL_FAILED) and not self.in_full:
             return
         if text not in EMPTY:
@@ -88,7 +88,7 @@ class LogHandler(LogHandlerBase):
         return ""
 
     def _finish(self, job: int) -> str:
-        """A line on a job that has ended: what it was, what it gave, what is left."""
+        """The line for a finished job: its name, its result, and what is left."""
         if job not in self.running:
             return ""
         name, outputs = self.running.pop(job)
@@ -100,7 +100,7 @@ class LogHandler(LogHandlerBase):
         return f"[{self.done:>{len(str(self.expected))}}/{self.expected}] {name}{gave}{rest}"
 
     def _broke(self, job: dict[str, Any]) -> bool:
-        """Whether a failed job is to blame: all jobs of an allocation are reported as failed."""
+        """Whether this job really failed: all jobs of an allocation are reported as failed."""
         if not job["indent"]:
             return True
         began = any(stamp(log)[0] and stamp(log) != self.logs.get(str(log)) for log in job["log"])
@@ -108,8 +108,8 @@ class LogHandler(LogHandlerBase):
 
 
 def stamp(log: str) -> tuple[int, int]:
-    """Size and time of a log, by which a job that wrote to it is recognized; 0 without one."""
-    try:  # without looking first: Snakemake removes old logs meanwhile
+    """Size and mtime of a log, to tell whether a job wrote to it; zeros if there is none."""
+    try:  # no check for existence: Snakemake removes old logs concurrently
         found = Path(log).stat()
     except OSError:
         return 0, 0
@@ -117,7 +117,7 @@ def stamp(log: str) -> tuple[int, int]:
 
 
 def failure(name: str, job: dict[str, Any]) -> str:
-    """One line on a job that failed: the last one of its log, which ends with the reason."""
+    """The line for a failed job, with the last line of its log, which gives the reason."""
     logs = [Path(log) for log in (*job["log"], *(job.get("aux_logs") or ()))]
     for log in filter(Path.is_file, logs):
         if lines := log.read_text(errors="replace").strip().splitlines():
@@ -126,7 +126,7 @@ def failure(name: str, job: dict[str, Any]) -> str:
 
 
 def outcome(outputs: Sequence[str]) -> str:
-    """What a measured point gave, and its failed variants; nothing for another file."""
+    """The headline of a measured point and its failed variants; empty for other files."""
     for path in map(Path, outputs):
         if path.suffix == ".json" and path.is_file() and path.parts[0] == "results":
             try:
@@ -138,7 +138,7 @@ def outcome(outputs: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Format a duration in seconds, minutes, or hours and minutes."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

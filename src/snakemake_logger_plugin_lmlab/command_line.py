@@ -1,12 +1,12 @@
-"""What is repaired before Snakemake starts: its command line, and a home that cannot be written.
+"""Repairs before Snakemake starts: its command line, and a home folder that is not writable.
 
-`--resources` and `--config` take every argument that follows, so a target after them is read as one
-more NAME=VALUE and refused. An argument without `=` can never be one of theirs: it is moved to the
-front, where targets are read as targets. Any other command line stays as it is.
+`--resources` and `--config` consume every argument that follows, so a target after them is parsed
+as another NAME=VALUE and rejected. An argument without `=` cannot belong to them, so it is moved to
+the front, where it is parsed as a target. Any other command line is left unchanged.
 
-Snakemake and Triton store copies of sources and kernels below the home folder, and end in a
-traceback where they cannot, as in many batch jobs. They get a temporary folder instead, for as long
-as this process runs.
+Snakemake and Triton cache sources and kernels below the home folder, and end in a traceback if it
+is not writable, as in many batch jobs. They get a temporary folder instead, which is removed when
+this process exits.
 """
 
 import atexit
@@ -21,7 +21,7 @@ SNAKEMAKE = {"snakemake", "__main__.py"}
 
 
 def is_snakemake(argv: list[str]) -> bool:
-    """Whether this process is Snakemake, and not another that imports its plugins."""
+    """Whether this process is Snakemake, not another program that imports its plugins."""
     return bool(argv) and PurePath(argv[0]).name in SNAKEMAKE
 
 
@@ -29,7 +29,7 @@ def repair(argv: list[str]) -> None:
     """Move swallowed targets to the front of a Snakemake command line, in place."""
     targets: list[str] = []
     rest: list[str] = []
-    assignments: int | None = None  # None: not after such an option
+    assignments: int | None = None  # seen since such an option; None elsewhere
     for index, argument in enumerate(argv):
         if argument == "--":
             rest += argv[index:]
@@ -43,7 +43,7 @@ def repair(argv: list[str]) -> None:
 
 
 def ensure_writable(environment: MutableMapping[str, str]) -> None:
-    """Name a temporary cache folder in the environment if the usual one is of no use."""
+    """Set a temporary cache folder in the environment if the usual one is not writable."""
     home = environment.get("HOME") or os.path.expanduser("~")
     folder = Path(environment.get("XDG_CACHE_HOME") or f"{home}/.cache") / "snakemake"
     try:

@@ -9,7 +9,7 @@ from lmlab.cli.machines import write_comparison
 
 
 def main() -> int:
-    """Arguments in, one call, files out; what a user can get wrong is one line."""
+    """Parse arguments and write the files; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=json.loads, required=True, help="config.yaml as JSON")
     parser.add_argument("--machines", type=lambda text: text.split(","), required=True)

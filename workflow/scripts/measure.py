@@ -9,7 +9,7 @@ from lmlab.study.points import point_from_json
 
 
 def main() -> int:
-    """Arguments in, one call; the exit status is that of the process that measured."""
+    """Parse arguments and measure; the exit status is that of the measuring process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--point", required=True, help="the point as JSON")
     parser.add_argument("--machine", required=True, help="id of the machine this must be")

@@ -1,4 +1,4 @@
-"""Complete the result of a point that nsys recorded with what its report holds."""
+"""Complete the result of a point profiled under nsys with data from the nsys report."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from lmlab.chapters.profile.trace_data import complete
 
 
 def main() -> int:
-    """Arguments in, one call, one file out; a report that cannot be used is one line."""
+    """Parse arguments and write the result; an unusable report is an error in one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", type=Path, required=True, help="what the process wrote")
     parser.add_argument("--export", type=Path, required=True, help="SQLite export of the report")

@@ -10,7 +10,7 @@ from lmlab.study.points import point_from_json
 
 
 def main() -> int:
-    """Arguments in, one call; a user's mistake is one line."""
+    """Parse arguments and measure; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--point", required=True, help="the point as JSON")
     parser.add_argument("--machine", required=True, help="id of the machine this must be")

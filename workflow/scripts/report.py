@@ -10,7 +10,7 @@ from lmlab.cli.report import write_report
 
 
 def main() -> int:
-    """Arguments in, one call, files out; what a user can get wrong is one line."""
+    """Parse arguments and write the files; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=json.loads, required=True, help="config.yaml as JSON")
     parser.add_argument("--machine", required=True, help="folder of results/ to read")
@@ -19,7 +19,7 @@ def main() -> int:
         "--out", type=Path, required=True, help="folder of the pages, or an HTML file"
     )
     arguments = vars(parser.parse_args())
-    # Thousands of results are millions of objects, and hardly any becomes garbage.
+    # Thousands of results are millions of objects, hardly any of them garbage.
     gc.disable()
     try:
         faults = write_report(**arguments, results=Path("results"))

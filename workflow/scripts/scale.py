@@ -1,9 +1,9 @@
-"""How planning and reporting scale: processor seconds by number of points, as a table.
+"""How planning and reporting scale: CPU seconds by number of points, as a table.
 
     python workflow/scripts/scale.py 100 1000 10000
 
-Every size is a study of that many end-to-end points in a temporary folder, with results copied from
-those of the H200 that are committed. Nothing is measured.
+Each size is a study of about that many end-to-end points in a temporary folder, with results copied
+from the committed ones of the H200. Nothing is measured.
 """
 
 import json
@@ -47,7 +47,7 @@ def main(sizes: Sequence[str]) -> None:
 
 
 def study_of(size: int, folder: Path) -> list[Point]:
-    """A study of about so many points, in the folder."""
+    """Write a study of about `size` points to the folder; return its points."""
     config = yaml.safe_load((ROOT / "config.yaml").read_text()) | {"machine": MACHINE}
     blocks = config["studies"]["full"]
     for block in blocks.values():
@@ -61,7 +61,7 @@ def study_of(size: int, folder: Path) -> list[Point]:
 
 
 def cpu_seconds(words: Sequence[str], folder: Path, points: Sequence[Point]) -> float:
-    """Processor time of a command and all that it starts."""
+    """CPU time of a command and its child processes."""
     if "measure=always" not in words:
         for point in points:
             write_result(point, folder / "results")
@@ -72,7 +72,7 @@ def cpu_seconds(words: Sequence[str], folder: Path, points: Sequence[Point]) -> 
 
 
 def write_result(point: Point, results: Path) -> None:
-    """A result of the point with numbers of another one of its mode and precision."""
+    """Write a result for the point, with numbers of a committed one of its mode and precision."""
     path = point.path(results, MACHINE)
     if not path.exists():
         numbers = measured(str(point.parameters["precision"]), str(point.parameters["mode"]))
@@ -82,7 +82,7 @@ def write_result(point: Point, results: Path) -> None:
 
 @cache
 def measured(precision: str, mode: str) -> dict[str, Any]:
-    """A committed result."""
+    """A committed result of a small model at this precision and mode."""
     pattern = f"size~small/*/*/precision~{precision}/mode~{mode}/*/*/*.json"
     result: dict[str, Any] = json.loads(min(MEASURED.glob(pattern)).read_text())
     return result

@@ -1,7 +1,7 @@
-"""Attention functions with one interface, found by name.
+"""Attention variants behind one interface, selected by name.
 
-The public names below are imported when first used, so that the registry can be queried without
-torch and an unused variant costs nothing.
+The public names below are imported on first use, so the registry can be queried without torch and
+an unused variant costs nothing.
 """
 
 import importlib

@@ -1,12 +1,12 @@
-"""Naive attention through torch.compile: what fusion gives without a new algorithm.
+"""Naive attention through torch.compile: what fusion alone gains, without a new algorithm.
 
 The compiler fuses scale, mask and softmax into one or two kernels, so the scores are read and
-written fewer times; both products still move all S x S of them through memory.
+written fewer times; both matmuls still move the full S x S matrix through memory.
 
-Each shape is compiled separately (`dynamic=False`), since a kernel for any shape would be slower.
-PyTorch keeps only a few compiled shapes; beyond that it would silently run eager code, and a
-benchmark would report eager times as compiled ones. `fullgraph=True` turns that into an error.
-Callers that measure many shapes reset the compiler between them.
+Each shape is compiled separately (`dynamic=False`), because a shape-generic kernel would be slower.
+Past its recompile limit PyTorch silently falls back to eager code, and a benchmark would report
+eager times as compiled ones; `fullgraph=True` turns that into an error. Callers that measure many
+shapes reset the compiler between them.
 """
 
 import shutil
@@ -30,8 +30,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
 
 @cache
 def whole_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function compiled for each shape; not at import, because loading the compiler takes
-    seconds."""
+    """Compile a function per shape; not at import, because loading the compiler takes seconds."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 

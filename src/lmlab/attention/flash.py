@@ -1,13 +1,13 @@
-"""Our FlashAttention-2: exact attention in one Triton kernel forward and one to three backward.
+"""Our FlashAttention-2: exact attention in one forward and one to three backward Triton kernels.
 
-Scores are computed, used and dropped on chip, so memory grows linearly with the sequence, and time
-goes into products instead of moving scores; see `lmlab.kernels`.
+Scores are computed, used and dropped on chip, so memory grows linearly with the sequence and time
+goes into matmuls instead of moving scores; see `lmlab.kernels`.
 
-- Head dimensions up to 256 (padded on chip to a power of two), any sequence length from 1, queries
-  and keys of different length. The causal mask is aligned at the bottom right: the last query sees
-  all keys, as continuing from a KV cache requires.
-- fp32, fp16, bf16; under autocast, autocast's type. fp32 products are exact unless TF32 is
-  requested in PyTorch's own way. Results are deterministic.
+- Head dimensions up to 256 (padded on chip to a power of two); any sequence length, which may
+  differ between queries and keys. The causal mask is aligned at the bottom right: the last query
+  sees all keys, as decoding with a KV cache requires.
+- fp32, fp16 and bf16; under autocast, its dtype. fp32 matmuls have fp32 accuracy unless TF32 is
+  enabled through PyTorch's own settings. Results are deterministic.
 - On a CPU the kernels run in Triton's interpreter, for correctness only. Tensors on the "meta"
   device give results on "meta".
 """
@@ -38,13 +38,13 @@ def flash_attention(
 ) -> Tensor:
     """Attention of q (..., queries, d) over k and v (..., keys, d) for any leading dimensions.
 
-    From four dimensions on, the heads (third from last) of q may be a multiple of those of k and v:
-    grouped-query attention. `scale` is 1 / sqrt(d) unless given.
+    With four or more dimensions, q may have a multiple of the heads (third from last) of k and v:
+    grouped-query attention. `scale` defaults to 1 / sqrt(d).
     """
     is_traced = torch.compiler.is_compiling()
     is_transformed = not is_traced and torch._C._are_functorch_transforms_active()
     if q.dim() in (3, 4) and not is_traced and not is_transformed:
-        # It checks and casts itself; doing so twice would cost time on short sequences.
+        # `forward` checks and casts; doing so twice would slow down short sequences.
         return FlashAttention.apply_eagerly(q, k, v, is_causal, scale)
     q, k, v = cast_for_autocast(q, k, v)
     check(q, k, v, is_causal)
@@ -80,7 +80,7 @@ class FlashAttention(torch.autograd.Function):
     def apply_eagerly(
         cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
     ) -> Any:
-        """`apply` without the Python of `torch.autograd.Function`, where no transform is active."""
+        """`apply` without `autograd.Function`'s Python overhead; no transform may be active."""
         return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, scale)  # type: ignore[misc]
 
     @staticmethod
@@ -135,7 +135,7 @@ class FlashAttention(torch.autograd.Function):
 
 
 def check_supported(q: Tensor, scale: float | None) -> None:
-    """Raise for inputs that attention is defined for but these kernels do not support."""
+    """Raise for valid attention inputs that these kernels do not support."""
     reason = _unsupported_reason(q.device.type, q.dtype, q.shape[-1])
     if reason is not None:
         raise AttentionInputError(f"flash: {reason}")

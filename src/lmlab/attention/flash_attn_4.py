@@ -1,8 +1,8 @@
 """FlashAttention-4 (CuTe DSL), measured where its package is installed: `pip install flash-attn-4`.
 
 It takes (batch, sequence, heads, head_dim), 16-bit types and head dimensions up to 128, and runs on
-Hopper and Blackwell. `flash_attn_4_deterministic` adds up dQ in a fixed order, as our kernels do.
-Its compiled kernels are kept on disk, as Triton's are: each takes many seconds.
+Hopper and Blackwell. `flash_attn_4_deterministic` accumulates dQ in a fixed order, as our kernels
+do. Compiled kernels are cached on disk, like Triton's, because each takes many seconds to compile.
 """
 
 import os
@@ -25,7 +25,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
 
 
 def deterministic(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-    """The same with gradients that have the same bits in every run."""
+    """The same, with gradients that are bitwise reproducible from run to run."""
     return _attend(q, k, v, causal=is_causal, deterministic=True)
 
 

@@ -1,11 +1,11 @@
-"""Our Triton forward with a backward in PyTorch, compiled: what a forward kernel alone gives.
+"""Our Triton forward with a compiled PyTorch backward: what a forward kernel alone gains.
 
-The forward kernel saves the log-sum-exp L of every row. With it, backward computes the weights
-again, P = exp(S - L), and needs neither the maximum nor the sum (the equations are in `tiled`).
-The compiler fuses what is elementwise, but P and dS are S x S tensors that go through memory:
-backward takes the memory of naive attention, forward does not.
+The forward kernel saves the log-sum-exp L of every row. From it, backward recomputes the weights,
+P = exp(S - L), without the maximum or the sum (the equations are in `tiled`). The compiler fuses
+elementwise operations, but P and dS are S x S tensors that go through memory: backward needs as
+much memory as naive attention, forward does not.
 
-Backward is compiled for each shape, and `fullgraph=True` turns silent eager code into an error.
+Backward is compiled per shape; `fullgraph=True` turns a silent fallback to eager into an error.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ class FlashCompiledBackward(torch.autograd.Function):
 def gradients(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, grad_o: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, with the weights computed again from the log-sum-exp."""
+    """Gradients of q, k and v, with the weights recomputed from the log-sum-exp."""
     scale = q.shape[-1] ** -0.5
     scores = (q @ k.transpose(-2, -1)).float() * scale
     if is_causal:
@@ -71,5 +71,5 @@ def gradients(
 
 
 def why_unsupported(function: str, **asked: Any) -> str | None:
-    """Why it is not measured on such inputs here, in one line; None if it is."""
+    """Why this variant is not measured on such inputs here, in one line; None if it is."""
     return flash.why_unsupported(function, **asked) or compiled.why_unsupported(function, **asked)

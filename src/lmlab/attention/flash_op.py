@@ -1,16 +1,16 @@
 """Flash attention as PyTorch operators, opaque nodes for torch.compile and torch.func.
 
-To PyTorch a Triton launch from Python is arbitrary code, at which the compiler would break the
-graph. The operators `lmlab::flash_forward` and `lmlab::flash_backward` have fake kernels (shape,
-type and strides of results), a gradient, and a vmap rule that folds the mapped dimension into the
-batch. They are registered with the dispatcher itself: `torch.library.custom_op` would add Python of
-its own to every call, longer than attention over a short sequence.
+To PyTorch, a Triton launch from Python is arbitrary code that would break the compiler's graph. The
+operators `lmlab::flash_forward` and `lmlab::flash_backward` have fake kernels (shape, dtype and
+strides of the results), a gradient, and a vmap rule that folds the mapped dimension into the batch.
+They are registered with the dispatcher directly: `torch.library.custom_op` would add Python
+overhead to every call, more than attention over a short sequence takes.
 
-Eager code does not use them, because the dispatcher calls Python several times for a gradient.
-torch.func (grad, vjp, vmap) needs an `autograd.Function` with a separate `setup_context` around
-them, and always prepares for a second derivative. The kernels have only a first one, so the
-gradient is a separate function that raises when differentiated; otherwise a second derivative would
-silently come out as zero.
+Eager code bypasses them, because for a gradient the dispatcher calls into Python several times.
+torch.func (grad, vjp, vmap) needs them wrapped in an `autograd.Function` with a separate
+`setup_context`, and always prepares for a second derivative. The kernels support only the first, so
+the gradient is a separate function that raises when differentiated; otherwise a second derivative
+would silently come out as zero.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """FlexAttention: PyTorch's attention with a programmable mask, compiled into a fused kernel.
 
-The causal mask is given as a rule for single scores and as a block mask derived from it, which lets
-the kernel skip fully masked blocks. The block mask is cached, because building it costs more than
+The causal mask is a predicate on (query, key) and a block mask derived from it, which lets the
+kernel skip fully masked blocks. The block mask is cached, because building it costs more than
 attention over a short sequence.
 
 On a CPU the same function runs unfused over all scores, forward only.

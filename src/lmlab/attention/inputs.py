@@ -1,6 +1,6 @@
-"""Input checks with one-line errors, and folding of shapes and types into what kernels take.
+"""Input validation with one-line errors, and conversion to the shapes and dtypes kernels take.
 
-Any leading dimensions fold into batch and heads: (sequence, d), (batch, sequence, d) and (...,
+Leading dimensions are folded into batch and heads: (sequence, d), (batch, sequence, d) and (...,
 heads, sequence, d) become (batch, heads, sequence, d), as views where strides allow. Keys and
 values may have fewer heads than queries (grouped-query attention).
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class AttentionInputError(ValueError):
-    """Inputs that attention is not defined for."""
+    """Inputs that are invalid for attention, or that a variant does not support."""
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
@@ -47,7 +47,7 @@ def _same_leading(q: Tensor, k: Tensor) -> bool:
 
 
 def check_causal_lengths(queries: int, keys: int) -> None:
-    """A bottom-right causal mask needs at least as many keys as queries."""
+    """Raise for fewer keys than queries, where a bottom-right causal mask is undefined."""
     if queries > keys:
         raise AttentionInputError(
             f"causal attention needs at least as many keys as queries, got {queries} queries"

@@ -1,12 +1,11 @@
-"""Attention as the formula reads: softmax(Q K^T / sqrt(d)) V, one operation after the other.
+"""Attention as the formula reads: softmax(Q K^T / sqrt(d)) V, one operation at a time.
 
-Every intermediate goes through memory. The two products do 4 S^2 d FLOPs on tensors of S^2 numbers,
+Every intermediate goes through memory. The two matmuls do 4 S^2 d FLOPs on tensors of S^2 numbers,
 so for head dimensions of 64 or 128 most of the time goes into moving the S x S scores (scale, mask,
-softmax), far beyond their share of the FLOPs. Fused variants are measured against exactly these
-five steps; the half above the diagonal is computed and discarded, as in the cost model's "full"
-convention.
+softmax), far beyond their share of the FLOPs. These five steps are the baseline for fused variants;
+the half above the diagonal is computed and discarded, as in the cost model's "full" convention.
 
-Types are the caller's. Under CUDA autocast the products run in 16 bit and the softmax in fp32, with
+Dtypes are the caller's. Under CUDA autocast the matmuls run in 16 bit and the softmax in fp32, with
 a copy in each direction.
 """
 
@@ -31,8 +30,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
 def future_mask(q: Tensor, k: Tensor) -> Tensor:
     """True where a key is in a query's future, aligned at the bottom right.
 
-    With fewer queries than keys, the first keys are the past of all queries, as when a model
-    continues from a KV cache. With more, the first queries would see no key.
+    With fewer queries than keys, the first keys precede all queries, as when decoding with a KV
+    cache. With more, the first queries would see no key, which raises.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     check_causal_lengths(queries, keys)

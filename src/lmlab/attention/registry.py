@@ -1,12 +1,12 @@
-"""Attention variants by name: one interface, found without importing the others.
+"""Registry of attention variants by name; loading one does not import the others.
 
 Every variant is a function `attention(q, k, v, *, is_causal) -> Tensor` over tensors of shape
 (..., sequence, head_dim). The registry stores import paths as strings and imports a variant only
-when it is loaded: a point then depends only on the files of its variant, and the workflow can
-ask `path_of` which file that is without importing torch.
+when it is loaded, so a point depends only on the files of its variant, and the workflow can look
+them up with `path_of` without importing torch.
 
-A new variant is one line in `VARIANTS`; CONTRIBUTING lists what a study needs besides. A user's own
-needs none: a name with a colon, "package.module:function", is taken as the import path itself.
+A new variant is one line in `VARIANTS`; CONTRIBUTING lists what else a study needs. Users' own
+variants need no entry: a name with a colon, "package.module:function", is used as the import path.
 """
 
 from typing import TYPE_CHECKING, Protocol, cast
@@ -53,7 +53,7 @@ def path_of(name: str) -> str:
 
 
 def load(name: str) -> Attention:
-    """The attention function of that name; imports its module only."""
+    """Load the attention function of that name; imports only its module."""
     function = import_path.resolve(path_of(name))
     if not callable(function):
         raise ValueError(f"attention: {name!r} is not a function, it is {function!r}")

@@ -1,12 +1,12 @@
 """PyTorch's `scaled_dot_product_attention`, pinned to one of its backends.
 
-By default PyTorch picks a backend by shape, type and GPU, and a comparison would not know what it
-compared. Here each backend is a variant: `flash` is FlashAttention-2 as shipped by PyTorch, `cudnn`
-NVIDIA's library, `efficient` the memory-efficient kernel of xFormers, `math` unfused operations
-much like `naive`. A backend that cannot run a case reports why; none falls back to another.
+By default PyTorch picks a backend by shape, dtype and GPU, so a benchmark would not know which one
+it measured. Here each backend is a variant: `flash` is FlashAttention-2 as shipped by PyTorch,
+`cudnn` NVIDIA's library, `efficient` the memory-efficient kernel of xFormers, `math` unfused
+operations much like `naive`. A backend that cannot run a case reports why instead of falling back.
 
-PyTorch aligns a causal mask at the top left, this project at the bottom right. For equally many
-queries and keys both are the same; otherwise these variants raise.
+PyTorch aligns a causal mask at the top left, this project at the bottom right. The two agree when
+there are as many queries as keys; otherwise these variants raise.
 """
 
 import warnings
@@ -31,8 +31,8 @@ _CAN_USE = {
 }
 
 
-# Four functions and not one closure made four times: torch.compile caches by code object, and
-# variants that share one would recompile each other.
+# Four functions rather than four closures from one factory: torch.compile caches by code object,
+# and variants sharing one would force each other to recompile.
 def flash(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     """FlashAttention-2 as PyTorch ships it."""
     return _attend(SDPBackend.FLASH_ATTENTION, q, k, v, is_causal)

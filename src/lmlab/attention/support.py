@@ -1,8 +1,8 @@
 """Why a variant cannot be measured on some inputs on this machine: None or a one-line reason.
 
-A variant with limits has a function `why_unsupported` in its module; one without (`naive`, `tiled`,
-a user's own) runs everywhere. The answer is about measuring: a variant that is correct on a CPU but
-interpreted or not fused there is unsupported, and so never timed.
+A variant with limits defines `why_unsupported` in its module; one without it (`naive`, `tiled`, a
+user's own) runs everywhere. What counts is whether timing is meaningful: a variant that is correct
+on a CPU but interpreted or unfused there is unsupported, and so never timed.
 """
 
 from __future__ import annotations

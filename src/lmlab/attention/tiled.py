@@ -1,7 +1,7 @@
-"""FlashAttention-2 in plain PyTorch, forward and backward: the algorithm to read.
+"""FlashAttention-2 in plain PyTorch, forward and backward: the readable version.
 
-softmax(S) V needs a row of scores S = Q K^T scale only through its maximum and the sum of its
-exponentials, and both can be updated while the keys arrive in tiles:
+To normalize a row of scores S = Q K^T scale, the softmax needs only its maximum and the sum of its
+exponentials, and both can be updated one tile of keys at a time:
 
     m' = max(m, rowmax(S_j))
     l' = l exp(m - m') + rowsum(exp(S_j - m'))
@@ -12,9 +12,9 @@ the backward needs: P = exp(S - L) recomputes any tile of P. With D = rowsum(O *
 
     dV = P^T dO,  dS = P * (dO V^T - D),  dQ = dS K scale,  dK = dS^T Q scale.
 
-No tensor of sequence x sequence ever exists; the price is computing Q K^T twice. Python loops over
-the tiles, several launches each, so this is slow on a GPU; `flash` runs the same loop inside one
-kernel. Accumulation is in fp32, or in fp64 for fp64 inputs.
+No sequence x sequence tensor ever exists; the price is computing Q K^T twice. The loop over tiles
+is in Python, with several kernel launches per tile, so this is slow on a GPU; `flash` runs the same
+loop inside one kernel. Accumulation is in fp32, or in fp64 for fp64 inputs.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Tiling:
 
 
 def _slices(length: int, end: int) -> Iterator[slice]:
-    """Tiles of a sequence up to `end`; at least two, so that no tile is sequence x sequence."""
+    """Tiles up to `end`; beyond MIN_TILE at least two, so that no tile is sequence x sequence."""
     step = max(MIN_TILE, min(MAX_TILE, -(-length // 2)))
     return (slice(start, min(start + step, length)) for start in range(0, end, step))
 

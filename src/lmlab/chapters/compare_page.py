@@ -1,8 +1,8 @@
-"""What the comparison of machines shows, where the front page's own tables are not enough.
+"""Tables and columns of the machine comparison, where the front page's own do not suffice.
 
-Some questions have published figures of other GPUs, which come as plain records: they get a table
-of plain records here. A source takes part where it states what a row of such a table needs (size,
-context, precision, batch); the rest of it stays on the chapters' pages.
+Published figures of other GPUs exist only as raw records, so questions that have any get a table of
+raw records here. A source is included where it states everything a row of such a table needs (size,
+context, precision, batch); its other figures appear only on the chapters' pages.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import GIB
 
 NOT_STATED = "not stated"
-# The column of the front page's table that is compared, where it is not the first time or share.
+# The column of the front page's table to compare, if not its first time or share column.
 COLUMNS = {
     "What can this machine do?": "measured",
     "Softmax vs. matmul?": "softmax / matmuls, time",
@@ -64,7 +64,7 @@ TABLES = {
 
 
 def published(rows: Rows) -> dict[str, dict[str, Rows]]:
-    """Published figures as records of chapters, by GPU."""
+    """Published figures as chapter rows, by GPU and chapter."""
     known = select(rows, chapter="published", gpu=lambda gpu: gpu not in ("unstated", NOT_STATED))
     if known.empty:
         return {}
@@ -98,7 +98,7 @@ def _steps(rows: Rows) -> Rows:
 
 
 def _kernels(rows: Rows) -> Rows:
-    """Of the kernels of one run, the one with the most time."""
+    """The share of the kernel that takes the most time in each run."""
     rows = rows.sort_values("value", ascending=False, key=pd.to_numeric)
     rows = rows.drop_duplicates(["gpu", "phase", "size", "context"])
     rows = rows.assign(quantity="kernel_share", value=rows["value"] / 100, rank=1)
@@ -117,7 +117,7 @@ def _peaks(rows: Rows) -> Rows:
 
 
 def _out_of_memory(rows: Rows) -> Rows:
-    """Rows without a value; what their source leaves open matches every row of the table."""
+    """Out-of-memory rows; a label that their source does not state matches every table row."""
     steps = select(rows, value=["fp32", "train step"]).assign(**STEP, batch=4, precision="fp32")
     naive = select(rows, value=lambda what: str(what).startswith("naive attention"))
     found = pd.concat([steps, naive.assign(**NAIVE)]).replace(NOT_STATED, None)

@@ -1,7 +1,7 @@
-"""What the pages about jobs of several ranks share: who took part, memory by stage, overlap.
+"""Shared by the pages of multi-rank chapters: the process group, memory by stage, overlap.
 
-Figures and sentences are about one group of ranks, the lead: one GPU per rank if the machine has
-them. Memory categories are of the rank that has allocated most; peaks are the highest of all ranks.
+Figures and prose describe one process group, the lead: one GPU per rank if the machine has them.
+Memory categories are from the rank with the most allocated memory; peaks are maxima over ranks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +41,8 @@ LABELS = (
 
 
 def with_ranks(rows: Rows, results: Results, labels: Sequence[str] = LABELS) -> Rows:
-    """The rows with a column `ranks`, which names the process group as it reported itself: "2 CPU
-    ranks over gloo". The columns of `labels` exist even if nothing was measured."""
+    """Add a column `ranks`: the process group as it described itself ("2 CPU ranks over gloo"), or
+    as requested if it never ran. Missing columns of `labels` are added too."""
     reported = {
         source: describe(result.data["ranks"])
         for source, result in results.results.items()
@@ -67,19 +67,19 @@ def describe(group: Mapping[str, Any]) -> str:
 
 
 def measured(rows: Rows) -> Rows:
-    """Rows of the points that ran: a group that could not start gets no column."""
+    """Rows of the points that ran, so that a group that could not start gets no column."""
     return rows[rows["quantity"].notna()]
 
 
 def not_started(rows: Rows) -> list[dict[str, Any]]:
-    """Groups that this machine could not start, with the reason; one entry per point."""
+    """Groups that could not start or did not finish, with the reason; one entry per point."""
     found = select(rows[rows["quantity"].isna()], status=["unsupported", "failed", "oom"])
     keys = ["ranks", "placement", "world_size", "status", "reason"]
     return records(found[keys].drop_duplicates())
 
 
 def lead(rows: Rows) -> str | None:
-    """The group shown on the front page: one GPU per rank first, then fewest ranks."""
+    """The group on the front page: by placement, one GPU per rank first, then fewest ranks."""
     order = list(PLACEMENTS)
     found = distinct(select(measured(rows), status="ok"), ["placement", "world_size", "ranks"])
     return min(found, key=lambda key: (order.index(key[0]), key[1]))[2] if found else None
@@ -90,18 +90,18 @@ def of_lead(rows: Rows) -> Rows:
 
 
 def payload_of_lead(results: Results, key: str) -> Any:
-    """What the result of that group stores under a key of its data; empty if nothing."""
+    """What the lead's result stores in `data[key]`, or an empty dict."""
     sources = of_lead(results.rows)["source"].unique()
     return next((d[key] for s in sources if key in (d := results.results[s].data)), {})
 
 
 def first_value(rows: Rows, **where: Any) -> Any:
-    """The first value that matches; None without one."""
+    """The first matching value, or None."""
     return next(iter(select(rows, status="ok", **where)["value"]), None)
 
 
 def against(rows: Rows, baseline: str) -> Comparison:
-    """Every variant against one of them, in the same rounds of the same job."""
+    """Compare every other variant with the baseline, in the same rounds of the same job."""
     times = select(rows, quantity="time", phase="total")
     others = [name for (name,) in distinct(times, ["variant"]) if name != baseline]
     compared = (
@@ -112,7 +112,7 @@ def against(rows: Rows, baseline: str) -> Comparison:
 
 
 def group_facts(chapter: Chapter) -> dict[str, Any]:
-    """What a page says of the lead; `ranks` is None if no group ran."""
+    """Facts about the lead for a page's text; `ranks` is None if no group ran."""
     everything = chapter.own.rows
     rows = of_lead(everything)
     facts = {"ranks": lead(everything), "not_started": not_started(everything)}
@@ -131,7 +131,7 @@ def group_facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def _sizes(rows: Rows) -> dict[str, dict[str, Any]]:
-    """By purpose: the size that was measured, and why no larger one."""
+    """By purpose: the size that was measured, and why larger ones were left out."""
     found = select(rows, quantity="size").assign(size=lambda sizes: sizes["candidate"])
     return {
         str(purpose): {
@@ -145,13 +145,13 @@ def _sizes(rows: Rows) -> dict[str, dict[str, Any]]:
 def with_variants(
     rows: Rows, results: Results, names: Mapping[str, str], short: Mapping[str, str]
 ) -> Rows:
-    """The rows with their group of ranks, variants by name, and the most of any rank."""
+    """Add the process group, variant names, and maxima over ranks."""
     rows = with_ranks(rows, results)
     return with_most(rows.assign(scheme=rows.variant.map(names), short=rows.variant.map(short)))
 
 
 def with_most(rows: Rows) -> Rows:
-    """The rows plus the most that any rank allocated at a stage, and its peak in a phase."""
+    """Append the maximum over ranks of allocated memory per stage and of peak memory per phase."""
     rows = rows.assign(when=rows["stage"].map(STAGES))
     parts = [rows]
     for name, key in (("allocated", "stage"), ("peak_memory", "phase")):
@@ -162,8 +162,8 @@ def with_most(rows: Rows) -> Rows:
 
 
 def memory_facts(rows: Rows, variants: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """By variant: memory after a step of the rank with the most, and the highest peak of a step
-    with its phase, which a CPU does not have."""
+    """By variant: the most memory that any rank has allocated after a step, and the highest peak
+    of a step with its phase (None on a CPU, which has no peak counter)."""
     found: dict[str, dict[str, Any]] = {"allocated": {}, "peak": {}}
     for name in variants:
         after = {"quantity": "most_allocated", "variant": name, "stage": "after_step"}
@@ -175,13 +175,13 @@ def memory_facts(rows: Rows, variants: Iterable[str]) -> dict[str, dict[str, Any
 
 
 def category_of(rows: Rows, variant: str, category: str) -> Any:
-    """Memory of a category when it is complete."""
+    """Memory of a category at the stage where it is complete."""
     where = {"stage": COMPLETE[category], "category": category}
     return first_value(rows, quantity="memory", variant=variant, **where)
 
 
 def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> float | None:
-    """The largest relative error of the cost model; each rank stores `share` of a category."""
+    """The cost model's largest relative error if a rank stores `share` of each category."""
     expected = select(rows, quantity="expected_memory")
     errors = [
         abs(found / (want * share.get(category, 1.0)) - 1)
@@ -203,7 +203,7 @@ def variant_table(
     rows: Sequence[str] = ("scheme",),
     data: Callable[[Rows], Rows] = measured,
 ) -> Table:
-    """A row per variant; a table per group of ranks if the title names {ranks}."""
+    """One row per variant; one table per process group if the title names {ranks}."""
     headers = {"scheme": "variant", "when": "stage"}
     return Table(title=title, rows=rows, headers=headers, data=data, columns=columns)
 
@@ -243,7 +243,7 @@ MEMORY_FIGURE = Figure(
 
 
 def overlap_timeline(panels: Callable[[Rows], Mapping[str, str]]) -> Figure:
-    """When rank 0 computes, communicates and copies; `panels` gives variants and their titles."""
+    """Timeline of computation, communication and copies on rank 0; one panel per variant."""
 
     def data(results: Results) -> Rows:
         profiled = payload_of_lead(results, "intervals_ms")
@@ -263,6 +263,6 @@ def overlap_timeline(panels: Callable[[Rows], Mapping[str, str]]) -> Figure:
         x2="end",
         y=Axis(field="activity", title="", categorical=True),
         data=data,
-        share_x=True,  # the lengths of the steps are there to be compared
+        share_x=True,  # so that step lengths can be compared
         height=2.6,
     )

@@ -1,4 +1,4 @@
-"""What autograd saves for backward, as hooks on every saved tensor see it."""
+"""What autograd saves for backward, observed with saved-tensor hooks."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,8 +14,8 @@ def saved_storages(
     known: Iterable[Tensor],
     during: AbstractContextManager[object] | None = None,
 ) -> dict[int, int]:
-    """Bytes by address of the storages that a call saves. Each counts once, however many operations
-    save it; `known` tensors exist anyway and do not count."""
+    """Sizes in bytes, by address, of the storages that a call saves. Each counts once, however many
+    operations save it; `known` tensors exist anyway and are excluded."""
     excluded = {address_of(tensor) for tensor in known}
     saved: dict[int, int] = {}
 

@@ -1,8 +1,8 @@
-"""Chapters in topics, one module each, whose `measure` measures a point of that topic.
+"""Chapters split into topics: one module per topic, each with its own `measure`.
 
-Only the topic that a point names is imported, by a path built from a string: so a result depends on
-the code of its own topic and of the variants it names, and editing one topic makes no other stale
-(`lmlab.jobs.registry` adds both to the fingerprint).
+The module is imported by a name built at run time, which the static import analysis does not see.
+So a result depends only on its own topic and the variants it names (`lmlab.jobs.registry` adds both
+to the fingerprint), and editing one topic does not make the results of another stale.
 """
 
 import torch
@@ -13,7 +13,7 @@ from lmlab.study.points import Point
 
 
 def measure_topic(package: str, point: Point, device: torch.device) -> Outcome:
-    """Measure a point of any topic of the package."""
+    """Measure a point with the module of its topic."""
     topic = import_path.resolve(f"{package}.{point.parameters['topic']}:measure")
     outcome: Outcome = topic(point, device)
     return outcome

@@ -1,5 +1,5 @@
-"""Triton kernels: attention with its launch configurations, AdamW, the fused loss, and the small
-programs of the chapter on principles.
+"""Triton kernels: attention and its launch configurations, AdamW, the fused loss, and the small
+kernels of the `principles` chapter.
 
-Kernel parameters are untyped in Python: Triton types them at every call.
+Kernel parameters have no Python annotations: Triton infers their types at each call.
 """

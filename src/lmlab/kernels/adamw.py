@@ -1,15 +1,14 @@
-"""AdamW in one kernel launch for all parameters.
+"""AdamW in one kernel launch per parameter group and dtype.
 
-An AdamW step has no reuse: it reads weight, gradient and two moments and writes three of them back,
-28 bytes per fp32 parameter, so memory bandwidth is its floor. A loop over parameters with one
-PyTorch operation after the other moves each tensor several times and launches seven kernels per
-parameter. Here every program takes one block of one tensor and does the whole update in registers.
-The programs find their tensors in a table of addresses, so one launch covers parameters of
-all shapes.
+An AdamW step has no data reuse: it reads weight, gradient and two moments and writes three of them
+back, 28 bytes per fp32 parameter, so memory bandwidth bounds it. A loop over parameters in plain
+PyTorch operations moves each tensor several times and launches seven kernels per parameter. Here
+each program updates one block of one tensor entirely in registers. Programs look up their tensors
+in a table of addresses, so one launch covers parameters of all shapes.
 
 16-bit parameters get an fp32 master copy in the optimizer's state: the update happens there, and
-the rounded result is written to the parameter in the same pass. A separate cast of every weight
-before the forward pass, and of every gradient after backward, is then not needed.
+the rounded result is written to the parameter in the same pass. That saves a separate cast of every
+weight before the forward and of every gradient after the backward.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -38,7 +37,7 @@ def update_block(
     beta1, rest1, beta2, rest2, decay, step_size, eps,
     HAS_MASTER: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Update one block; only the last block of a tensor needs a mask, which prevents wide loads."""
+    """Update one block; only a tensor's last block is masked, because masks prevent wide loads."""
     mask = offsets < size if MASKED else None
     gradient = tl.load(gradients + offsets, mask=mask).to(tl.float32)
     weight = tl.load(weights + offsets, mask=mask)
@@ -94,7 +93,7 @@ TRITON_TYPES = {
 
 
 class FusedAdamW(Optimizer):
-    """Matches `torch.optim.AdamW` on fp32 parameters; 16-bit ones have fp32 masters."""
+    """Matches `torch.optim.AdamW` on fp32 parameters; 16-bit ones get fp32 master weights."""
 
     def __init__(
         self,
@@ -150,7 +149,7 @@ class FusedAdamW(Optimizer):
         return found
 
     def _table(self, addresses: list[int], device: torch.device) -> Tensor:
-        """The addresses on the device. They repeat from step to step once the allocator settles."""
+        """The address table on the device, cached: it repeats once the allocator settles."""
         key = tuple(addresses)
         if key not in self._tables:
             self._tables.clear()
@@ -161,7 +160,7 @@ class FusedAdamW(Optimizer):
         return self._tables[key]
 
     def _blocks_of(self, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Sizes of the tensors; for each block its tensor, and its number there."""
+        """Tensor sizes; for each block, the index of its tensor and its index in that tensor."""
         sizes = tuple(parameter.numel() for parameter in parameters)
         if sizes not in self._blocks:
             counts = torch.tensor([-(-size // BLOCK) for size in sizes])

@@ -1,8 +1,8 @@
-"""A forward or backward as planned for one set of shapes, strides and types.
+"""A forward or backward, planned for one set of shapes, strides and types.
 
-It knows which tensors to allocate (`Buffer`) and which kernels to launch on them (`Step`). Planning
-takes longer than attention over a short sequence, so calls are planned once and looked up by what
-they depend on.
+A call lists the tensors to allocate (`Buffer`) and the kernels to launch on them (`Step`). Planning
+takes longer than attention over a short sequence, so calls are planned once and then cached by
+everything they depend on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Buffer(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """Inputs, then results, then scratch memory; and the launches, in order."""
+    """The tensors (inputs, results, scratch, semaphores, in that order) and the launches."""
 
     device: torch.device
     is_aligned: bool
@@ -53,7 +53,7 @@ class Call:
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor]) -> Call:
-        """An empty call on these inputs."""
+        """A call on these inputs, without results or launches yet."""
         operands = [
             Operand(place, tuple(x.shape), x.stride(), x.dtype) for place, x in enumerate(inputs)
         ]
@@ -61,7 +61,7 @@ class Call:
         return cls(inputs[0].device, is_aligned, operands)
 
     def result(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Operand:
-        """Add a tensor that the call returns; before any scratch."""
+        """Add a tensor that the call returns; results must be added before any scratch."""
         return self._add(self.results, Buffer(tuple(shape), tuple(strides), dtype))
 
     def scratch(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Operand:
@@ -74,18 +74,18 @@ class Call:
         return self.operands[-1]
 
     def add_semaphores(self, count: int) -> Operand:
-        """Add counters at zero; after all other tensors."""
+        """Add zeroed counters; must come after all other tensors."""
         self.semaphores = count
         return self._add([], Buffer((count,), (1,), torch.int32))
 
     def add_step(self, kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any]) -> None:
-        """Add a launch of a number of programs, or of a grid of them."""
+        """Add a launch; `grid` is a number of programs or a tuple."""
         grid = grid if isinstance(grid, tuple) else (grid,)
         self.steps.append(Step(kernel, grid, tuple(arguments), constants))
 
     def __call__(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
-        """Allocate and launch. `addresses` are those of the inputs (a launch through Triton needs
-        none); those of the results are appended."""
+        """Allocate and launch. `addresses` are the inputs' and are extended in place; a launch
+        through Triton does not need them."""
         direct = self._direct
         if direct is None or direct.device != torch._C._cuda_getDevice():
             return self._call_slowly(inputs, addresses)
@@ -103,8 +103,8 @@ class Call:
         return results
 
     def _call_slowly(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
-        """On a device that is not the current one; or by Triton: the first time, and whenever a
-        launch cannot be repeated."""
+        """Call on a device that is not the current one; or through Triton: the first time, and
+        every time if a launch cannot be repeated directly."""
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with on_device:
             if self._direct is not None:

@@ -9,11 +9,11 @@ describes a launch.
 Larger tiles read less memory per product, until registers spill or shared memory runs out. The best
 shape depends on head dimension, type, mask and GPU, and for short problems on the number of
 programs. It is measured (`lmlab.kernels.tune`), recorded (`tile_sizes`) and looked up by
-architecture, direction, type, head dimension and mask, and by the shape of the work: the length of
-a program's loop and how many blocks of queries each SM gets.
+architecture, direction, type, head dimension, mask, the length of a program's loop and the number
+of query blocks per SM.
 
-The choice is then checked against the shared memory of the actual device, which differs within an
-architecture (163 KiB on an A100, 99 KiB on an RTX 3090), and reduced until it fits.
+The tiles are then checked against the shared memory of the actual device, which differs within an
+architecture (163 KiB on an A100, 99 KiB on an RTX 3090), and reduced until they fit.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Tiles:
         return replace(self, block_m=block_m, block_n=block_n)
 
     def portable(self) -> Tiles:
-        """For the portable kernels where the warp-specialized ones cannot run: powers of two."""
+        """Power-of-two tiles for the portable kernels, where warp-specialized ones cannot run."""
         block_m = 1 << (self.block_m.bit_length() - 1)
         # Two stages suit the fused backward; the portable kernel spills with them.
         stages = 3 if self.fused else self.stages
@@ -96,20 +96,20 @@ class Tiles:
 
 
 def orient(direction: Direction, a: int, b: int) -> tuple[int, int]:
-    """(BLOCK_M, BLOCK_N) to (resident, streamed) rows, and the reverse."""
+    """Convert (BLOCK_M, BLOCK_N) to (resident, streamed) rows, or back."""
     return (a, b) if direction == "forward" else (b, a)
 
 
 def q_slots(tiles: Tiles, block_d: int) -> int:
-    """Tiles of Q per consumer of the warp-specialized forward: the next one too, if it fits."""
+    """Q buffers per consumer of the warp-specialized forward: two to prefetch, if they fit."""
     return 2 if tiles.persistent and block_d <= 128 else 1
 
 
 def dq_block_n(tiles: Tiles, head_dim: int, sequence: int) -> int:
     """Keys that the dQ pass of the warp-specialized backward streams per iteration.
 
-    Twice as many as the dK/dV pass has queries, where registers allow and the loop is long: its
-    products then read less shared memory. In a short loop they would cost more at the diagonal.
+    Twice as many as the dK/dV pass streams queries, where registers allow and the loop is long:
+    larger products read less shared memory. In a short loop they would cost more at the diagonal.
     """
     is_long = sequence > 1024 and head_dim <= 128 and tiles.stages == 2
     return 2 * tiles.block_m if is_long else tiles.block_m
@@ -130,7 +130,7 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     columns = -(-problem.head_dim // 64) * 64 if is_wide else power_of_two(problem.head_dim)
     row = columns * bits // 8
     resident_tensors, row_stats = (1, 0) if problem.direction == "forward" else (2, 8)
-    # tf32x3 keeps each resident tile twice, leading and trailing digits.
+    # tf32x3 keeps two copies of each resident tile: leading and trailing digits.
     copies = 2 if problem.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
     if problem.direction == "forward" and tiles.warp_specialized:
         copies = q_slots(tiles, power_of_two(problem.head_dim))
@@ -143,13 +143,13 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     if is_wide:
         total += 4 * 64 * 64  # P, in fp32
     if problem.gpu.architecture == "blackwell":
-        # P and dS reach its tensor cores through shared memory, and results return through it.
+        # P and dS reach the tensor cores through shared memory, and results return through it.
         total += resident_tensors * resident * max(streamed * problem.bits // 8, row)
     return total + 2048  # barriers, and alignment of each tile
 
 
 def choose(problem: Problem) -> list[Tiles]:
-    """Tiles that fit by estimate, the best first, each smaller than the one before."""
+    """Tiles whose estimated shared memory fits, best first, each smaller than the one before."""
     shared_limit = problem.gpu.shared_limit
     candidates = _shrink(problem.direction, look_up(problem))
     fitting = [tiles for tiles in candidates if shared_bytes(problem, tiles) <= shared_limit]
@@ -162,7 +162,7 @@ def choose(problem: Problem) -> list[Tiles]:
 
 
 def _shrink(direction: Direction, tiles: Tiles) -> Iterator[Tiles]:
-    """Ever smaller tiles: first fewer stages, which keeps products fast, then fewer rows."""
+    """Ever smaller tiles: first with fewer stages, which keeps products fast, then fewer rows."""
     while True:
         yield tiles
         resident, streamed = tiles.rows(direction)
@@ -185,7 +185,7 @@ def _shrink(direction: Direction, tiles: Tiles) -> Iterator[Tiles]:
 
 
 def look_up(problem: Problem) -> Tiles:
-    """The table's choice for a problem: the first row whose bounds hold."""
+    """The tiles of the first table row that covers the problem."""
     for row in rows():
         if row.covers(problem):
             return row.tiles
@@ -258,8 +258,7 @@ def _parse(line: str) -> Row:
 
 
 def format_row(problem: Problem, tiles: Tiles) -> str:
-    """The row that gives these tiles to problems up to this one, its sizes being rounded up to
-    powers of two."""
+    """The row that gives these tiles to problems up to this size, rounded up to powers of two."""
     options = [word for word, (name, value) in _OPTIONS.items() if getattr(tiles, name) == value]
     mask = "causal" if problem.is_causal else "full"
     head_dim, sequence = power_of_two(problem.head_dim), power_of_two(problem.sequence)

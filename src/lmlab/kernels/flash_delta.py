@@ -1,8 +1,8 @@
-"""delta = rowsum(O * dO), the term of the softmax gradient that all scores of a query share.
+"""delta = rowsum(O * dO), the per-query term of the softmax gradient.
 
-Both passes of the backward need it, so it has a separate launch: memory-bound, one pass over two
-tensors. For short sequences the launch costs more than reading O again, and the backward programs
-compute what they need inline.
+Both backward passes need it, so a separate, memory-bound launch computes it in one pass over O and
+dO. For short sequences that launch costs more than reading O again, and the backward programs
+compute delta inline.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

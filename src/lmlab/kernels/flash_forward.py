@@ -4,9 +4,9 @@ Cost of one head with S queries and keys and head dimension d in 16 bit:
 
 - Matrix products: 4 S^2 d FLOPs, half of that under a causal mask, since tiles above the diagonal
   are skipped.
-- Memory: 8 S d bytes to read Q, K, V and write O once, so S / 4 FLOPs per byte under the mask: not
-  memory-bound from about a thousand queries on. K and V are re-read for each query tile, but from
-  the L2 (heads are scheduled in groups that fit it).
+- Memory: 8 S d bytes to read Q, K, V and write O once, so S / 4 FLOPs per byte under the mask, no
+  longer memory-bound from about a thousand queries on. K and V are re-read for each query tile, but
+  from the L2 (heads are scheduled in groups that fit in it).
 - Exponentials: S^2 / 2. A Hopper SM computes 16 per clock, while its tensor cores do 4096 FLOPs.
   At d = 64 a score costs 256 FLOPs and one exponential, so softmax and products take the same time
   and a kernel that does not overlap them reaches half of the peak. At d = 128 softmax takes half as
@@ -16,7 +16,7 @@ Hence the design: one FMA and one exp2 per score (scale and log2(e) are folded i
 loop without a mask for key tiles that every query of the program sees, and a second, masked loop
 for the diagonal and the ragged end. Q K^T of the next tile overlaps P V of this one; softmax is
 overlapped by another program on the same SM, so tiles are as large as two resident programs allow
-(`tile_sizes`). Longest loops start first.
+(`tile_sizes`). The longest loops start first.
 
 Split-KV: a single head of a few thousand queries has fewer tiles than the GPU has SMs. SPLITS
 programs then share the keys of one query tile, store partial softmax states in a workspace, and the
@@ -105,7 +105,7 @@ def merge_softmax_partials(
 ):
     """Merge the softmax states of all splits in key order.
 
-    Other SMs wrote them: `.cg` reads from the L2, never a stale line of this SM's L1.
+    Other SMs wrote them: `.cg` loads from the L2, because this SM's L1 may hold stale lines.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)

@@ -4,15 +4,15 @@ Tensor cores take fp32 only as TF32, with 11 significant bits. Triton's `tf32x3`
 accuracy with three TF32 products, but decomposes operands in registers, in every program and for
 every tile, and the backward at head dimension 128 has no registers left. A bf16 has 8 significant
 bits, so three of them hold the 24 of fp32, each term being the rounded residual of those before it.
-Of the nine products of terms, six exceed the last bit of an fp32 number:
+Of the nine products of terms, only six are large enough to change an fp32 result:
 
     a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0)
 
-Six bf16 products run as fast as three of TF32. The gain is that inputs are decomposed once, by a
-separate launch (`decompose_kernel`), and are stored in the format of the tensor cores: tiles go
+Six bf16 products take as long as three TF32 products. The gain is that inputs are decomposed once,
+by a separate launch (`decompose_kernel`), and stored in a format that tensor cores read: tiles go
 straight to shared memory without passing through registers.
 
-On a CPU, where Triton's interpreter cannot multiply bf16, the terms are fp32 and x0 is the number.
+On a CPU, where Triton's interpreter cannot multiply bf16, the terms are fp32: x0 = x, x1 = x2 = 0.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
@@ -43,7 +43,7 @@ def load_terms(
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
     BOUNDED: tl.constexpr, DESCRIPTOR: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile, or its three terms: all batches of one term precede those of the next."""
+    """Load a tile or its three terms, which are stored one after another along the batch axis."""
     x0 = load_tile(
         source, strides, batch, head, start, length, ROWS, BLOCK_D, HEAD_DIM, BOUNDED, DESCRIPTOR
     )
@@ -76,8 +76,8 @@ def transpose_terms(terms, TERMS: tl.constexpr):
 def dot_terms(acc, a, b, PRECISION: tl.constexpr, TERMS: tl.constexpr):
     """acc + a b for tiles given as one or three terms, smallest products first.
 
-    Tensor cores truncate when they accumulate, which over thousands of tiles shows in the fourth
-    digit. So the products of terms are accumulated separately and added in fp32.
+    Tensor cores truncate when they accumulate, which shows in the fourth digit after thousands of
+    tiles. So the products of one tile are summed separately and then added to `acc` in fp32.
     """
     if TERMS == 1:
         acc = tl.dot(a[0], b[0], acc, input_precision=PRECISION)
@@ -96,7 +96,7 @@ def decompose_rows(
     source, target, batches, strides, target_strides, tile, batch, head, length,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Store the terms of ROWS rows of one head; returns the rows."""
+    """Store the terms of ROWS rows of one head; return the rows."""
     start = tile * ROWS
     x = load_tile(source, strides, batch, head, start, length, ROWS, BLOCK_D, HEAD_DIM, True, False)
     terms = to_terms(x, target.dtype.element_ty, 3)
@@ -115,7 +115,7 @@ def decompose_kernel(
     batch_heads, heads, batch_kv_heads, kv_heads, queries, keys,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Decompose q, do, k and v, selected by the second program id; also compute delta from do."""
+    """Decompose q, do, k or v, selected by the second program id; with do, also compute delta."""
     program = tl.program_id(0)
     tensor = tl.program_id(1)
     batches = batch_heads // heads

@@ -1,16 +1,16 @@
-"""LM head and cross-entropy in one: the logits never exist as a whole.
+"""LM head and cross-entropy fused: the full logits tensor is never materialized.
 
     loss = mean over tokens of  log(sum_j exp(x . w_j)) - x . w_target
 
-Logits are the largest tensor of a language model: 32,768 tokens and 152,000 words are 10 GB in
-bf16, and a plain loss holds several of them. As in FlashAttention, a softmax over tiles needs only
-each tile's maximum and sum. So forward is a matmul whose programs reduce their tile of logits to
-these two numbers per token instead of storing it.
+Logits are the largest tensor of a language model: 32,768 tokens and 152,000 words take 10 GB in
+bf16, and a plain loss holds several such tensors. As in FlashAttention, a softmax over tiles needs
+only each tile's maximum and sum. So the forward is a matmul whose programs reduce their tile of
+logits to these two numbers per token instead of storing it.
 
-Backward computes the tiles again, turns them into softmax - onehot while they are still in
-registers, and stores this gradient for a part of the vocabulary at a time, from which cuBLAS makes
-the gradients of inputs and weights. That is four matmuls instead of three, and a buffer of a few
-thousand columns instead of the whole vocabulary.
+The backward recomputes the tiles, turns them into softmax - onehot while they are still in
+registers, and stores this gradient for one chunk of the vocabulary at a time; from it, cuBLAS
+computes the gradients of inputs and weights. That makes four matmuls instead of three, and a buffer
+of a few thousand columns instead of the whole vocabulary.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -35,7 +35,7 @@ def logits_tile(
     hidden, weight, tokens, words, depth, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """A program's tile of logits, its rows and columns, and its place among tiles of columns."""
+    """A program's tile of logits, its row and column indices, and its column-tile index."""
     tile_rows = (tokens + BLOCK_M - 1) // BLOCK_M
     tile_columns = (words + BLOCK_N - 1) // BLOCK_N
     row, column = ordered_tile(tl.program_id(0), tile_rows, tile_columns, GROUP)
@@ -54,7 +54,7 @@ def loss_forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Maximum and sum of exponentials of each row of a tile, and the logits of targets in it."""
+    """Store each row's maximum and sum of exponentials in a tile, and the target logits in it."""
     logits, rows, columns, column = logits_tile(
         hidden, weight, tokens, words, depth, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, EVEN_K
     )
@@ -75,7 +75,7 @@ def loss_backward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """(softmax - onehot) / tokens of a chunk of words that starts with `first_word`."""
+    """Store the gradient of the mean loss with respect to the logits of words from `first_word`."""
     logits, rows, columns, _ = logits_tile(
         hidden, weight, tokens, words, depth, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, EVEN_K
     )

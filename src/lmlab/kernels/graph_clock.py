@@ -1,4 +1,4 @@
-"""Device time without the host: several calls are captured in a CUDA graph, whose replay is timed.
+"""Device time without host overhead: capture several calls in a CUDA graph and time its replay.
 
 A short kernel takes less time than its launch, so events around a call would time the host. Inputs
 stay in the L2 from one call to the next if they fit.
@@ -18,7 +18,7 @@ ROUNDS, GRAPH_MS, MAX_CALLS = 7, 1.0, 16
 
 @dataclass(frozen=True)
 class Recording:
-    """A graph of several calls; the call itself holds the tensors that the graph reads."""
+    """A graph of several calls; `call` keeps the tensors that the graph reads alive."""
 
     call: Call
     count: int
@@ -26,7 +26,7 @@ class Recording:
 
 
 def record(call: Call) -> Recording:
-    """A graph of enough calls to be timed, on the current stream, which is not the default one."""
+    """Capture enough calls to time; the current stream must not be the default stream."""
     for _ in range(3):
         call()
     once_ms = replay_ms(_capture(call, 1))
@@ -42,7 +42,7 @@ def _capture(call: Call, count: int) -> Recording:
 
 
 def replay_ms(recording: Recording) -> float:
-    """Time per call of one replay, after one to warm up."""
+    """Time per call of one replay, after a warm-up replay."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     recording.graph.replay()
     start.record()
@@ -53,8 +53,8 @@ def replay_ms(recording: Recording) -> float:
 
 
 def medians_ms(recordings: Sequence[Recording], rounds: int = ROUNDS) -> list[float]:
-    """Median time per call of each. They alternate in random order: what runs before heats the GPU,
-    so that is not always the same."""
+    """Median time per call of each recording. Every round is in random order, because a recording
+    heats the GPU for the next one."""
     times: list[list[float]] = [[] for _ in recordings]
     order = random.Random(0)
     for _ in range(rounds):

@@ -1,13 +1,13 @@
-"""The same kernels on a CPU: Triton's interpreter, chosen per tensor instead of per process.
+"""The kernels on a CPU: Triton's interpreter, chosen per tensor instead of per process.
 
-Triton decides at import, from TRITON_INTERPRET, whether a decorated function is compiled or
-interpreted, its own library (`tl.max`, `tl.sum`) included. A process would then run kernels either
-on a GPU or on a CPU. Both are needed: a test compares the two, and without a GPU a kernel must
-run wherever a user calls it. So an interpreted copy of a kernel is made when it is first needed:
-its module's globals with every kernel function interpreted and, during a launch, the two library
-functions that the kernels use.
+Triton decides at import, from TRITON_INTERPRET, whether to compile or interpret all decorated
+functions, including its own library (`tl.max`, `tl.sum`), so a process could run kernels either on
+a GPU or on a CPU. Both are needed: tests compare the two, and kernels must also work on CPU tensors
+and without a GPU. So an interpreted copy of a kernel is made when it is first needed: a copy of its
+module's globals in which every kernel function is interpreted. During a launch, the two library
+functions that the kernels use are interpreted as well.
 
-The interpreter checks correctness only: it runs one program after the other in NumPy.
+The interpreter is for correctness only: it runs one program after the other in NumPy.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class _Copies:
 
 @contextmanager
 def _interpreted_library() -> Iterator[None]:
-    """Within the block, what kernels use of Triton's library is interpreted too.
+    """Interpret the functions of Triton's library that kernels use, within the block.
 
-    Triton would install the interpreter at each call of such a function and leave it there, and
-    nothing could be compiled in this process any more.
+    Triton itself would install the interpreter at each call of such a function and never remove it,
+    so this process could no longer compile anything.
     """
     before = {name: getattr(tl, name) for name in LIBRARY_FUNCTIONS}
     patch_tensor = interpreter._patch_lang_tensor

@@ -1,15 +1,15 @@
-"""From tensors to launches: one forward, one to three backward, with little work on the host.
+"""Attention calls as kernel launches: one forward, one to three backward, with little host work.
 
 A short sequence takes the GPU a few microseconds, less than Python needs to plan the launch. So a
-call is planned once for its shapes, strides and types (tiles, grid, buffers, constants) and kept;
-the next one like it allocates its results and launches.
+call is planned once (tiles, grid, buffers, constants) for its shapes, strides and types, and
+cached; later calls like it only allocate their results and launch.
 
 Outputs are (batch, heads, sequence, head_dim), in memory (batch, sequence, heads, head_dim), so
 that a model merges its heads without a copy. A gradient has the layout of its input, because
-autograd would otherwise copy it. Vectors of one number per query have rows padded to 16 bytes, so
-that TMA reads them whatever the length.
+autograd would otherwise copy it. Per-query vectors (log-sum-exp, delta) have rows padded to 16
+bytes, so that TMA can read them at any length.
 
-Products of fp32 tensors have fp32 accuracy unless TF32 is requested in PyTorch's own way, by
+Products of fp32 tensors have fp32 accuracy unless TF32 is enabled through PyTorch's own settings,
 `torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision`.
 """
 
@@ -62,7 +62,7 @@ _calls: dict[tuple[Any, ...], Call] = {}
 
 
 def forget_calls() -> None:
-    """Plan every call anew, for example after a change of the table."""
+    """Clear the cache of planned calls, for example after a change to the table."""
     _calls.clear()
 
 
@@ -96,9 +96,9 @@ def backward(
 def repeat(
     inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles | None = None
 ) -> list[Tensor] | None:
-    """Results of a call like one before, whose inputs need no checks; None if there was none.
+    """Results of a cached call, whose inputs need no checks; None if no such call is cached.
 
-    `inputs` are those of `forward`, or q, k, v, grad_o, o and lse.
+    `inputs` are q, k, v or, for the backward, q, k, v, grad_o, o, lse.
     """
     addresses = [x.data_ptr() for x in inputs]
     call = _calls.get(_key(inputs, addresses, is_causal, scale, tiles))
@@ -109,7 +109,7 @@ def _key(
     inputs: tuple[Tensor, ...], addresses: list[int], is_causal: bool, scale: float,
     tiles: Tiles | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Everything that a call depends on."""
+    """The cache key of a call: everything that it depends on."""
     q, k, v = inputs[:3]
     # The forward has checked that k and v match.
     checked = (v.shape, k.dtype, v.dtype, k.device, v.device) if len(inputs) == 3 else ()
@@ -124,7 +124,7 @@ def _plan_and_run(
     direction: Direction, inputs: tuple[Tensor, ...], is_causal: bool, scale: float,
     tiles: Tiles | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Plan a call, run it and remember it, with the tiles requested or the best that fit."""
+    """Plan, run and cache a call, with the requested tiles or the best that fit."""
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
     problem = Problem.of(usable[0], usable[1], is_causal, direction)
     choices = [tiles] if tiles else choose(problem)
@@ -149,7 +149,7 @@ def _plan_and_run(
 
 
 def compiled_kernel(inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles) -> Any:
-    """The compiled kernel of a call that has been made: the largest; None if interpreted.
+    """The compiled kernel of a cached call with the most shared memory; None if interpreted.
 
     `inputs` are those of `repeat`.
     """
@@ -160,7 +160,7 @@ def compiled_kernel(inputs: tuple[Tensor, ...], is_causal: bool, scale: float, t
 
 
 def _padded(vectors: Tensor) -> Tensor:
-    """The log-sum-exp with rows as the forward pads them; a copy if it is another's."""
+    """The log-sum-exp with rows padded as by our forward; a copy if it came from elsewhere."""
     strides = vector_strides(vectors.shape)
     if vectors.stride() == strides:
         return vectors
@@ -178,7 +178,7 @@ def build_forward(problem: Problem, inputs: Sequence[Tensor], scale: float, tile
         return call
     plan = forward_plan(problem, tiles)
     if tiles.warp_specialized:
-        # Not at the top: Gluon is experimental, and most launches do without it.
+        # Not imported at the top: Gluon is experimental, and most launches do not need it.
         from lmlab.kernels.hopper import launch as hopper
 
         if call.is_aligned and hopper.can_forward(problem, tiles, plan, (q, k, v)):
@@ -250,7 +250,7 @@ def build_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, til
 
 
 def _add_splits(call: Call, plan: Plan, elements: int, unused: Operand) -> tuple[Operand, Operand]:
-    """Partials of `elements` fp32 numbers per program, and semaphores; `unused` without splits."""
+    """Add partials (`elements` fp32 numbers per program) and semaphores; `unused` if unsplit."""
     if plan.splits == 1:
         return unused, unused
     partials = call.scratch((plan.programs * elements,), (1,), torch.float32)
@@ -258,7 +258,7 @@ def _add_splits(call: Call, plan: Plan, elements: int, unused: Operand) -> tuple
 
 
 def _add_delta(call: Call, problem: Problem, grad_o: Operand, o: Operand) -> Operand:
-    """delta = rowsum(o * grad_o) in one launch."""
+    """Add the launch that computes delta = rowsum(o * grad_o)."""
     delta = call.scratch(o.shape[:3], vector_strides(o.shape[:3]), torch.float32)
     arguments = (
         o, grad_o, delta, row_strides(o), row_strides(grad_o),
@@ -269,7 +269,7 @@ def _add_delta(call: Call, problem: Problem, grad_o: Operand, o: Operand) -> Ope
 
 
 def _add_decompose(call: Call, problem: Problem) -> tuple[tuple[Operand, ...], Operand]:
-    """q, k, v and grad_o as bf16 terms (`lmlab.kernels.fp32_terms`), and delta, in one launch."""
+    """Add the launch that computes delta and the bf16 terms (`fp32_terms`) of q, k, v, grad_o."""
     q, k, v, grad_o, o, _ = call.operands[:6]
     terms = []
     for x in (q, k, v, grad_o):
@@ -289,7 +289,7 @@ def _add_decompose(call: Call, problem: Problem) -> tuple[tuple[Operand, ...], O
 
 
 def term_dtype(device: torch.device) -> torch.dtype:
-    """Type of the terms; the interpreter cannot multiply bf16, there one term is the number."""
+    """Type of the terms: bf16, or fp32 for the interpreter, which cannot multiply bf16."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 

@@ -5,8 +5,8 @@
 
 **Splits.** A single head of a few thousand queries has fewer tiles than a large GPU has SMs. The
 loop of each tile (over keys; in the backward also over queries) is then divided among programs
-until the GPU is filled about twice, as long as each still has a few iterations: merging the partial
-results costs time too.
+until the GPU is filled about twice, as long as each keeps a few iterations, because merging the
+partial results takes time too.
 """
 
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
     key_tiles = ceil_div(problem.keys, tiles.block_n)
     query_tiles = ceil_div(problem.queries, tiles.block_n)
     items = max(key_tiles, query_tiles) * problem.batch_kv_heads
-    # Pairs of tiles are even in length; separate programs are twice as many, which a small problem
-    # needs more. Query heads that share keys would make the halves of a pair uneven.
+    # Paired tiles give all programs equally long loops; separate ones give twice as many programs,
+    # which a small problem needs more. Grouped-query heads would unbalance the halves of a pair.
     paired = tiles.paired and problem.group_size == 1 and items >= num_sms
     splits = 1
     if not paired:
@@ -70,12 +70,12 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
 
 
 def rows_per_program(problem: Problem) -> int:
-    """Rows of a program that passes over a tensor once: 16 KiB of 16-bit numbers."""
+    """Rows per program of a one-pass kernel: 16 KiB of 16-bit numbers."""
     return 8192 // power_of_two(problem.head_dim)
 
 
 def row_constants(problem: Problem) -> dict[str, int]:
-    """Compile-time arguments of a kernel that passes over all rows once."""
+    """Compile-time arguments of the one-pass kernels, for delta and for decomposing fp32."""
     return {
         "ROWS": rows_per_program(problem),
         "BLOCK_D": power_of_two(problem.head_dim),
@@ -89,7 +89,7 @@ def delta_programs(problem: Problem) -> int:
 
 
 def decompose_grid(problem: Problem) -> tuple[int, int]:
-    """Grid of the kernel that decomposes fp32: q and do, k and v."""
+    """Grid of the kernel that decomposes fp32; the second dimension selects q, do, k or v."""
     key_programs = ceil_div(problem.keys, rows_per_program(problem)) * problem.batch_kv_heads
     return max(delta_programs(problem), key_programs), 4
 
@@ -119,7 +119,7 @@ def _splits(items: int, at_most: int, num_sms: int) -> int:
 
 
 def _l2_heads(problem: Problem, tensors: int) -> int:
-    """Key and value heads whose tensors fit half of the L2 together."""
+    """Number of key and value heads whose tensors together fit in half of the L2."""
     one_head = tensors * problem.sequence * problem.head_dim * problem.dtype.itemsize
     fitting = problem.gpu.l2_bytes // 2 // one_head
     return min(max(1, fitting), problem.batch_kv_heads)

@@ -1,10 +1,10 @@
-"""Two chains of elementwise operations, each as one kernel.
+"""Two chains of operations, each fused into one kernel: RMSNorm, and bias, GELU, dropout, residual.
 
 Run one by one, every operation reads its input from memory and writes its output back. Fused, the
-chain reads its inputs once, keeps what lies between in registers, and writes once.
+chain reads its inputs once, keeps intermediate results in registers, and writes once.
 
-Dropout draws its random numbers from a hash of the element's position, so that nothing is stored:
-the same seed gives the same mask, in any kernel that repeats the hash.
+Dropout hashes the element's index and the seed instead of storing random numbers or a mask: any
+kernel that repeats the hash gets the same mask.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -21,7 +21,7 @@ BLOCK = 1024
 
 @triton.jit
 def rms_norm_kernel(x, weight, y, columns, eps, BLOCK: tl.constexpr):
-    """One program normalizes one row, which it reads once."""
+    """Normalize one row per program, reading it once."""
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < columns

@@ -1,9 +1,9 @@
-"""A tiled matmul, with and without an order of tiles that keeps the L2 cache warm.
+"""A tiled matmul, with and without a tile order that improves reuse in the L2.
 
 Computing one tile of BLOCK_M x BLOCK_N results reads BLOCK_M rows of A and BLOCK_N columns of B, so
-each number that is loaded takes part in BLOCK_N or BLOCK_M multiplications: twice the tile means
-half the traffic. Programs that run at the same time share inputs through the L2. In row-major order
-a wave of programs needs a few rows of A but all of B; in groups of GROUP rows of tiles, taken
+each number loaded is used in BLOCK_N or BLOCK_M multiplications: doubling both sides of the tile
+halves the traffic. Programs that run at the same time share inputs through the L2. In row-major
+order a wave of programs needs a few rows of A but all of B; in groups of GROUP rows of tiles, taken
 column by column, it needs a few of both.
 """
 
@@ -21,7 +21,7 @@ from lmlab.kernels.interpreted import kernel_for
 
 @triton.jit
 def ordered_tile(program, tile_rows, tile_columns, GROUP: tl.constexpr):
-    """Row and column of a program's tile; GROUP 1 is column-major, 0 row-major."""
+    """Row and column of a program's tile; GROUP 0 is row-major, as is 1."""
     if GROUP == 0:
         return program // tile_columns, program % tile_columns
     first = program // (GROUP * tile_columns) * GROUP
@@ -35,7 +35,7 @@ def product_tile(
     a, b, rows, columns, depth, a_row, a_depth, b_depth, b_column,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Products of rows of A with columns of B in fp32; all indices must lie inside."""
+    """One tile of A B, accumulated in fp32; `rows` and `columns` must be in bounds."""
     ks = tl.arange(0, BLOCK_K)
     a_tiles = a + rows[:, None].to(tl.int64) * a_row + ks[None, :] * a_depth
     b_tiles = b + ks[:, None] * b_depth + columns[None, :].to(tl.int64) * b_column
@@ -71,7 +71,7 @@ def matmul(
     a: Tensor, b: Tensor, *, block_m: int, block_n: int, block_k: int = 32, group: int = 0,
     warps: int = 4, stages: int = 3, out: Tensor | None = None,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """The product, and the compiled kernel with its registers and shared memory."""
+    """The product, and the compiled kernel with its register and shared-memory use."""
     (m, k), (_, n) = a.shape, b.shape
     if m % block_m or n % block_n or k % block_k:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Copies and sums that differ only in which addresses neighboring threads read.
 
 Memory is fetched in sectors of 32 bytes. If the 32 threads of a warp read 32 adjacent fp32 numbers,
-they need 4 sectors and use all of them. If their addresses are a stride apart, each thread needs a
-sector to itself from stride 8 on, and seven eighths of what is fetched is thrown away.
+they need 4 sectors and use every byte. With strided addresses, each thread needs a sector of its
+own from stride 8 on, and seven eighths of what is fetched is wasted.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -38,7 +38,7 @@ def sum_kernel(x, y, length, outer_stride, inner_stride, OUTER: tl.constexpr, IN
 
 
 def strided_copy(x: Tensor, stride: int, out: Tensor) -> Tensor:
-    """Every `stride`-th number of x, into `out`."""
+    """Copy every `stride`-th number of x to `out`."""
     size = out.numel()
     kernel_for(strided_copy_kernel, x.device)[(-(-size // BLOCK),)](
         x, out, size, stride, BLOCK=BLOCK, num_warps=4
@@ -47,9 +47,9 @@ def strided_copy(x: Tensor, stride: int, out: Tensor) -> Tensor:
 
 
 def matrix_sum(x: Tensor, dim: int, *, outer: int, inner: int) -> Tensor:
-    """Sums of a row-major matrix over `dim`: `outer` of them per program, `inner` terms at once.
+    """Sums of a row-major matrix over `dim`: `outer` sums per program, `inner` terms at a time.
 
-    Both must divide the matrix's sides.
+    `outer` must divide the number of sums, `inner` the number of terms.
     """
     rows, columns = x.shape
     count, length = (columns, rows) if dim == 0 else (rows, columns)

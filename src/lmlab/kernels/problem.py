@@ -1,4 +1,4 @@
-"""One attention problem and the device it runs on: what the choice of a launch depends on."""
+"""An attention problem and its device: everything that the choice of a launch depends on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UnsupportedDevice(ValueError):
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What a launch must know about a device."""
+    """Device properties that a launch depends on."""
 
     architecture: str
     num_sms: int
@@ -33,7 +33,7 @@ class DeviceInfo:
 
 
 def architecture(major: int, minor: int) -> str | None:
-    """Name of the architecture of a compute capability; None before Ampere."""
+    """Architecture name of a compute capability; None before Ampere."""
     if major >= 10:
         return "blackwell"
     if major == 9:
@@ -45,7 +45,7 @@ def architecture(major: int, minor: int) -> str | None:
 
 @cache
 def device_info(device: torch.device) -> DeviceInfo:
-    """The properties of a device; a CPU is an interpreter without limits."""
+    """The properties of a device; a CPU runs the interpreter, which has no practical limits."""
     if device.type != "cuda":
         return DeviceInfo("cpu", 1, 2**30, 2**30)
     gpu: Any = torch.cuda.get_device_properties(device)
@@ -78,7 +78,7 @@ class Problem:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, is_causal: bool, direction: Direction) -> Problem:
-        """The problem posed by four-dimensional queries and keys."""
+        """The problem of a call with four-dimensional q and k."""
         tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
         batch, heads, queries, head_dim = q.shape
         _, kv_heads, keys, _ = k.shape
@@ -119,7 +119,7 @@ class Problem:
 
     @property
     def blocks_per_sm(self) -> float:
-        """Blocks of BLOCK_ROWS queries of the whole batch, per SM: how full the GPU is."""
+        """Blocks of BLOCK_ROWS queries in the whole batch per SM: how full the GPU is."""
         return self.batch_heads * ceil_div(self.queries, BLOCK_ROWS) / self.gpu.num_sms
 
     @property

@@ -1,16 +1,16 @@
-"""A planned launch, repeated without asking Triton again.
+"""A planned kernel launch, repeated without going through Triton again.
 
-`kernel[grid](...)` inspects every argument, because a compilation holds for certain types, for
-pointers that are or are not aligned to 16 bytes, and for integers that are one or multiples of 16;
-it also encodes each TMA descriptor anew. On the host that takes 20 to 150 microseconds, longer than
-a GPU needs for a short sequence. But all of it follows from shapes and strides, which repeat step
-after step. So a `Step` holds everything about a launch except the tensors, which it refers to by
-their place in a list (`Operand`). The first time it goes through Triton, which compiles the kernel.
-After that `DirectLaunches` passes its parameters straight to the CUDA driver: only pointers change,
-and with them the address inside a TMA descriptor.
+`kernel[grid](...)` inspects every argument, because Triton specializes a kernel for types, for
+pointers aligned to 16 bytes, and for integers that are 1 or multiples of 16; it also re-encodes
+each TMA descriptor. That takes the host 20 to 150 microseconds, longer than the GPU needs for a
+short sequence. But all of it follows from shapes and strides, which repeat step after step. So a
+`Step` holds everything about a launch except the tensors, which it refers to by their index in a
+list (`Operand`). The first launch goes through Triton, which compiles the kernel. After that,
+`DirectLaunches` passes the parameters straight to the CUDA driver: only pointers change, including
+the address inside each TMA descriptor.
 
 Triton passes a kernel its non-constant arguments in order (tuples flattened; a descriptor as the
-128-byte map, its shape and its strides) and then two scratch pointers, unused here.
+128-byte map, its shape and its strides), followed by two scratch pointers, unused here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ C_TYPES = {
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a launch, known by its place in the list of tensors, and its layout."""
+    """A tensor argument of a launch: its index in the list of tensors, and its layout."""
 
     index: int
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Operand:
     dtype: torch.dtype
 
     def of(self, tensors: Sequence[Tensor]) -> Any:
-        """What Triton takes."""
+        """The argument that Triton takes: the tensor."""
         return tensors[self.index]
 
 
@@ -68,7 +68,7 @@ class Tiled:
     layout: Any = None
 
     def of(self, tensors: Sequence[Tensor]) -> Any:
-        """What Triton takes."""
+        """The argument that Triton takes: a TMA descriptor of the tensor."""
         tensor, shape = self.operand.of(tensors), list(self.operand.shape)
         options = () if self.layout is None else (self.layout,)
         return self.descriptor(tensor, shape, list(self.strides), list(self.block), *options)
@@ -88,14 +88,14 @@ class Step:
     """The kernel after the first launch; None if interpreted."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launch by Triton, which compiles the kernel if it is new."""
+        """Launch through Triton, which compiles the kernel if it is new."""
         kernel = kernel_for(self.kernel, tensors[0].device)
         given = [x.of(tensors) if isinstance(x, Operand | Tiled) else x for x in self.arguments]
         self.compiled = kernel[self.grid](*given, **self.constants)
 
 
 def can_repeat(compiled: Any, device: torch.device) -> bool:
-    """Whether a kernel has only the parameters and launch options that are passed here."""
+    """Whether `DirectLaunches` supports all of a kernel's parameters and launch options."""
     if device.type != "cuda" or not isinstance(compiled, CompiledKernel):
         return False
     meta = compiled.metadata
@@ -115,14 +115,14 @@ class LaunchConfig(ctypes.Structure):
 
 
 class DirectLaunches:
-    """The compiled kernels of some steps with their parameters in memory."""
+    """The compiled kernels of a list of steps, with their parameters prepared in memory."""
 
     def __init__(self, steps: Sequence[Step], operands: int, device: int) -> None:
         self._pointers: Any = (ctypes.c_uint64 * operands)()
         self._maps: dict[tuple[Any, ...], TensorMap] = {}
         self._memory: list[Any] = []
         self.device = device
-        # The driver copies the parameters during the call, so threads take turns.
+        # Threads share the parameters, which the driver copies during each launch.
         self._lock = threading.Lock()
         self._launches = [self._prepare(step) for step in steps]
 
@@ -145,7 +145,7 @@ class DirectLaunches:
                     raise RuntimeError(f"flash: CUDA error {status} at a launch")
 
     def _prepare(self, step: Step) -> tuple[LaunchConfig, Callable[[], int]]:
-        """A launch that takes no arguments, because converting them takes longer than the rest."""
+        """A launch without arguments, because converting them would take longer than the rest."""
         compiled = step.compiled
         metadata = iter(compiled.metadata.tensordesc_meta or ())
         kinds = list(compiled.src.signature.values())[: len(step.arguments)]
@@ -162,7 +162,7 @@ class DirectLaunches:
         return config, partial(cuda().cuLaunchKernelEx, ctypes.byref(config), function, array, None)
 
     def _encode(self, kind: Any, argument: Any, metadata: Iterator[Any]) -> Iterator[Any]:
-        """The parameters that an argument becomes."""
+        """The kernel parameters that one argument expands to."""
         if kind == "constexpr":
             return
         if isinstance(kind, tuple):
@@ -181,7 +181,7 @@ class DirectLaunches:
 
 
 class TensorMap:
-    """A TMA descriptor that can be moved to another tensor of the same layout."""
+    """A TMA descriptor that can be pointed at another tensor of the same layout."""
 
     def __init__(self, tiled: Tiled, metadata: dict[str, Any]) -> None:
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
@@ -192,7 +192,7 @@ class TensorMap:
         self.index, self.address = tiled.operand.index, 0
 
     def move(self, address: int) -> None:
-        """Let the descriptor refer to the tensor at an address."""
+        """Point the descriptor at the tensor at this address."""
         if status := self._replace(address) if self.address else self._create(address):
             raise RuntimeError(f"flash: CUDA error {status} in a TMA descriptor")
         self.address = address
@@ -213,14 +213,14 @@ class TensorMap:
 
 @cache
 def cuda() -> Any:
-    """The CUDA driver; calls keep the GIL, because they are shorter than releasing it."""
+    """The CUDA driver; calls hold the GIL, because releasing it would take longer than they do."""
     library = ctypes.PyDLL("libcuda.so.1")
     library.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return library
 
 
 def bind_context(device: int) -> None:
-    """Give this thread the context that PyTorch uses, as PyTorch does at its first own launch."""
+    """Make PyTorch's context current in this thread, as PyTorch's own first launch would."""
     context = ctypes.c_void_p()
     if status := (
         cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

@@ -1,8 +1,8 @@
 """Device functions shared by the attention kernels: scheduling, tile I/O, masks, split reductions.
 
-Tensors are (batch, heads, rows, head_dim). A kernel gets one either as a pointer with three strides
-(the last is 1) or as a TMA descriptor. Batch, head and row-start offsets are 64-bit, so tensors may
-exceed 2^31 elements; offsets inside a tile are 32-bit, which halves their registers and cannot
+Tensors are (batch, heads, rows, head_dim), passed to a kernel as a pointer with three strides (the
+last stride is 1) or as a TMA descriptor. Batch, head and row-start offsets are 64-bit, so tensors
+may exceed 2^31 elements; offsets inside a tile are 32-bit, which halves their registers and cannot
 overflow for the strides that the host accepts (`views.addressable`).
 
 A head dimension that is not a power of two is padded to the next one with zeros, which leaves the
@@ -22,7 +22,7 @@ def tile_of_program(program, tiles, batch_heads, heads, l2_heads, REVERSED: tl.c
     Programs start in the order of their id. All tiles of `l2_heads` heads come before the next
     heads, so that the K and V in use fit in the L2; heads left over join the last group. Within a
     group tiles run from first to last or, if REVERSED, from last to first: the caller puts the
-    longest loops first, because one that starts late leaves the other SMs idle at the end.
+    longest loops first, because a long loop that starts late leaves other SMs idle at the end.
     """
     last_section = batch_heads // l2_heads - 1
     section = tl.minimum(program // (l2_heads * tiles), last_section)
@@ -128,9 +128,9 @@ def store_partial(tile, index, partials, ROWS: tl.constexpr, COLUMNS: tl.constex
 def reduce_partials(
     first, step, partials, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr
 ):
-    """Add up the partials of all splits in the order of their index.
+    """Add up the partials of all splits in index order.
 
-    Other SMs wrote them: `.cg` reads from the L2, never a stale line of this SM's L1.
+    Other SMs wrote them: `.cg` loads from the L2, because this SM's L1 may hold stale lines.
     """
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -143,7 +143,7 @@ def reduce_partials(
 
 @triton.jit
 def attention_mask(offs_m, offs_n, keys, shift, IS_CAUSAL: tl.constexpr, RAGGED: tl.constexpr):
-    """True where query offs_m attends to key offs_n; the two broadcast.
+    """True where query offs_m attends to key offs_n; the two are broadcast.
 
     `shift` is keys - queries: the causal mask is aligned at the bottom right.
     """
@@ -160,7 +160,7 @@ def attention_mask(offs_m, offs_n, keys, shift, IS_CAUSAL: tl.constexpr, RAGGED:
 def key_range(
     start, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_CAUSAL: tl.constexpr
 ):
-    """For the query tile at `start`: the end of the keys that need no mask, and of all keys.
+    """For the query tile at `start`: the end of the keys that need no mask, and of all it sees.
 
     The first is a multiple of BLOCK_N; keys before it are visible to every query of the tile.
     """

@@ -1,21 +1,21 @@
-"""Tile sizes and launch options by the shape of the work; the first row that covers a case is used.
+"""Tile sizes and launch options by problem shape; the first row that covers a problem applies.
 
 Columns: architectures, direction, bits of the type, head dimension (up to), mask (causal, full,
-any); the shape of the work: longer sequence (up to), which is the length of a program's loop, and
-64-row blocks of queries per SM (up to), which is how full the GPU is; then BLOCK_M (query rows),
-BLOCK_N (key rows), warps, stages and options: `tma`, `persistent`, `unpaired` (backward with
-separate programs for keys and queries), `warp-specialized` (Hopper kernels), `fused` (their
-backward in one pass), `inline-delta` (backward without a launch for delta), `whole` (only for
-lengths that are multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied); see
-`configs.Tiles`. `python -m lmlab.kernels.tune` measures on the GPU at hand and prints such rows.
-`docs/kernels.md` says which rows were timed and which follow their neighbours.
+any); the longer of queries and keys (up to), which is the length of a program's loop; 64-row blocks
+of queries per SM (up to), which is how full the GPU is; then BLOCK_M (query rows), BLOCK_N (key
+rows), warps, stages and options: `tma`, `persistent`, `unpaired` (backward with separate programs
+for keys and queries), `warp-specialized` (Hopper kernels), `fused` (their one-pass backward),
+`inline-delta` (backward without a launch for delta), `whole` (only for lengths that are multiples
+of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied); see `configs.Tiles`.
+`python -m lmlab.kernels.tune` measures on the current GPU and prints such rows. `docs/kernels.md`
+says which rows were timed and which follow their neighbors.
 
-Rows that were not timed are chosen so that no register spills and two programs share an SM where
-possible; the compiler reports both without a GPU. Plain fp32 products (`ieee`) do not use tensor
+Rows that were not timed are chosen so that no registers spill and, where possible, two programs
+share an SM; the compiler reports both without a GPU. Plain fp32 products (`ieee`) do not use tensor
 cores, so only small tiles and head dimensions use them.
 
-This is Python and not a data file so that a changed row changes the fingerprint of what was
-measured with it.
+The table is Python and not a data file so that changing a row changes the fingerprint of whatever
+was measured with it.
 """
 
 TABLE = """

@@ -1,17 +1,17 @@
-"""Find the fastest tiles on the GPU at hand: `python -m lmlab.kernels.tune`.
+"""Find the fastest tiles for this GPU: `python -m lmlab.kernels.tune`.
 
-The grid covers short and long loops (sequences), each also with a ragged end, and GPUs that are
-filled a fraction of once to many times (blocks of queries per SM). Every candidate that fits is
-compiled (in parallel; compiling takes longer than timing), checked against PyTorch's attention on a
-small problem and timed at each point, the best few again in turns. Inputs have the layout of a
-model, (batch, sequence, heads, head_dim) in memory; times are device times of replayed CUDA graphs
-(`lmlab.kernels.graph_clock`).
+The grid covers short to long sequences, each also with a ragged length, and problems that fill a
+fraction of the GPU or fill it many times over (blocks of queries per SM). Every candidate that fits
+is compiled (in parallel, because compiling takes longer than timing), checked against PyTorch's
+attention on a small problem, and timed at each grid point; the fastest few are timed again,
+interleaved. Inputs have a model's memory layout, (batch, sequence, heads, head_dim); times are
+device times of replayed CUDA graphs (`lmlab.kernels.graph_clock`).
 
-The winners are printed as rows for `tile_sizes`, to be put before the rows there, which still apply
-beyond the longest sequence and the fullest GPU of the grid. Neighbours that agree are one row;
-where a ragged length has another winner, the row of whole lengths is marked `whole`. Progress goes
-to stderr. By default bf16 is tuned under a causal mask, at head dimensions 32, 64, 128 and 256 and
-sequences of 128 to 4096 and of 16384; --dtype and --full print rows of their own.
+The winners are printed as rows to insert above those in `tile_sizes`, which still apply beyond the
+longest sequence and the fullest GPU of the grid. Neighboring grid points with the same winners
+share a row; where whole and ragged lengths differ, the row for whole lengths is marked `whole`.
+Progress goes to stderr. The default is bf16 with a causal mask, head dimensions 32, 64, 128 and
+256, and sequences 128 to 4096 and 16384; --dtype and --full print rows for other cases.
 """
 
 import argparse
@@ -52,7 +52,7 @@ TOLERANCE = {16: 5e-2, 32: 1e-4}
 
 
 def candidates(problem: Problem) -> Iterator[Tiles]:
-    """All tiles worth trying that fit by estimate."""
+    """All tiles worth trying whose estimated shared memory fits."""
     tried = _portable(problem)
     if problem.gpu.architecture == "hopper" and problem.bits == 16:
         tried = itertools.chain(tried, _warp_specialized(problem))
@@ -84,7 +84,7 @@ def _portable(problem: Problem) -> Iterator[Tiles]:
 
 def _is_sensible(problem: Problem, tiles: Tiles) -> bool:
     resident, streamed = tiles.rows(problem.direction)
-    # A short sequence needs many programs: smaller tiles, which may stream more than they keep.
+    # Short sequences need many programs: smaller tiles, which may stream more rows than they keep.
     widest, least = (2, 8) if problem.sequence <= SHORT else (1, 16)
     if streamed > widest * resident or (problem.bits == 16 and resident < least * tiles.warps):
         return False
@@ -93,7 +93,7 @@ def _is_sensible(problem: Problem, tiles: Tiles) -> bool:
 
 
 def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
-    """Tiles for the Hopper kernels, as far as registers suffice."""
+    """Tiles for the Hopper kernels that do not run out of registers."""
     is_forward, is_wide = problem.direction == "forward", problem.head_dim > 128
     resident = [128, 192] if is_forward and problem.head_dim <= 64 else [128]
     streamed = ([64] if is_wide else [64, 128]) if is_forward else [32, 64] if is_wide else [64]
@@ -108,7 +108,7 @@ def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
 
 
 def inputs_of(p: Problem) -> tuple[Tensor, ...]:
-    """Random q, k and v in the layout of a model; for the backward grad_o, q, k, v, o and lse."""
+    """Random q, k, v in a model's memory layout; for the backward, grad_o, q, k, v, o, lse."""
     generator = torch.Generator(p.device).manual_seed(0)
     shape = (p.batch, p.queries, p.heads, p.head_dim)
     q, k, v, grad_o = (
@@ -122,14 +122,14 @@ def inputs_of(p: Problem) -> tuple[Tensor, ...]:
 
 
 def run(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles | None) -> tuple[Tensor, ...]:
-    """One pass, with tiles from the table if none are given."""
+    """Run the forward or backward, with tiles from the table if none are given."""
     function = launch.forward if problem.direction == "forward" else launch.backward
     scale = problem.head_dim**-0.5
     return function(*inputs, is_causal=problem.is_causal, scale=scale, tiles=tiles)
 
 
 def fastest(problem: Problem, tried: Sequence[Tiles]) -> Tiles | None:
-    """The fastest of the tiles that run: each is timed alone, then the best few in turns."""
+    """The fastest tiles that run: each candidate is timed alone, then the best few interleaved."""
     call = partial(run, problem, inputs_of(problem))
     reserves = dict(workspace._reserves)
     quick = {}
@@ -138,15 +138,15 @@ def fastest(problem: Problem, tried: Sequence[Tiles]) -> Tiles | None:
             (quick[tiles],) = medians_ms([record(partial(call, tiles))], QUICK_ROUNDS)
     finalists = sorted(quick, key=lambda tiles: quick[tiles])[:FINALISTS]
     medians = medians_ms([record(partial(call, tiles)) for tiles in finalists])
-    # These graphs run no more and leave their semaphores at zero. Were the reserve used up, later
-    # ones would have to clear their own, which takes time.
+    # These graphs will not run again and left their semaphores at zero, so the next problem can
+    # have them. With the reserve used up, graphs would clear their own, which takes time.
     workspace._reserves.update(reserves)
     times = dict(zip(finalists, medians, strict=True))
     return min(times, key=lambda tiles: times[tiles], default=None)
 
 
 def is_usable(problem: Problem, tiles: Tiles) -> bool:
-    """Whether these tiles fit and match PyTorch in fp64, on a small problem of the same kind."""
+    """Whether the tiles fit and match PyTorch's fp64 results on a small problem of this kind."""
     length = 384 if problem.is_whole else 384 - RAGGED
     small = of_length(replace(problem, batch=1, heads=2, kv_heads=2), length)
     inputs = inputs_of(small)
@@ -166,7 +166,7 @@ def is_usable(problem: Problem, tiles: Tiles) -> bool:
 def usable(problem: Problem, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
     """The tiles that fit and are correct; compiled kernels stay in Triton's cache on disk.
 
-    Each runs in another process, so that a hanging one can be abandoned.
+    Worker processes run them, so that a hanging kernel can be abandoned.
     """
     found = []
     with get_context("spawn").Pool(jobs) as pool:
@@ -177,12 +177,12 @@ def usable(problem: Problem, tried: Sequence[Tiles], jobs: int) -> list[Tiles]:
 
 
 def of_length(problem: Problem, length: int) -> Problem:
-    """The problem with as many queries and keys."""
+    """The same problem with `length` queries and keys."""
     return replace(problem, queries=length, keys=length)
 
 
 def problems(like: Problem, lengths: Sequence[int]) -> Iterator[Problem]:
-    """The grid: for each length ever more heads, with at most the blocks per SM that are listed."""
+    """The grid: for each length, the head counts that come closest to BLOCKS_PER_SM from below."""
     for length in sorted(set(lengths)):
         counts = {max(1, int(n * like.gpu.num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
         for count in sorted(counts):
@@ -215,8 +215,8 @@ def tune(like: Problem, lengths: Sequence[int], jobs: int) -> list[str]:
 
 
 def merge(winners: Sequence[tuple[Problem, Tiles, Tiles]]) -> Iterator[str]:
-    """Rows for whole and ragged lengths, one where they agree; neighbours of one length with the
-    same winners share their rows, which the last of them bounds."""
+    """Merge winners into table rows: one where whole and ragged lengths agree, else two. Neighbors
+    of one length with the same winners share rows, bounded by the last of them."""
     for (_, whole, ragged), group in itertools.groupby(
         winners, key=lambda winner: (winner[0].sequence, *winner[1:])
     ):

@@ -1,4 +1,4 @@
-"""Layouts in memory: which tensors kernels can address, and how results are laid out."""
+"""Memory layouts: which tensors kernels can address, and how results are laid out."""
 
 from collections.abc import Sequence
 
@@ -21,8 +21,8 @@ def addressable(tensor: Tensor) -> Tensor:
 def is_addressable(tensor: Tensor) -> bool:
     """Whether a kernel can address the tensor without a copy.
 
-    The last dimension must be dense (that of a gradient expanded from a scalar is not), and offsets
-    inside a tile must fit 32 bits.
+    The last dimension must be dense (a gradient expanded from a scalar is not), and offsets inside
+    a tile must fit in 32 bits.
     """
     dense = tensor.stride(-1) == 1 or tensor.shape[-1] == 1
     return dense and tensor.stride(-2) * LONGEST_TILE < 2**31
@@ -35,35 +35,35 @@ def row_strides(x: Operand) -> tuple[int, int, int]:
 
 
 def bshd_strides(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """Of a (batch, heads, rows, head_dim) tensor in memory (batch, rows, heads, head_dim).
+    """Strides of a (batch, heads, rows, head_dim) tensor stored as (batch, rows, heads, head_dim).
 
-    Merging the heads of a token is then a view.
+    Merging a token's heads is then a view.
     """
     _, heads, rows, head_dim = shape
     return rows * heads * head_dim, head_dim, heads * head_dim, 1
 
 
 def vector_strides(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Of a (batch, heads, rows) tensor of fp32 with rows padded to what TMA reads."""
+    """Strides of an fp32 (batch, heads, rows) tensor with rows padded to 16 bytes for TMA."""
     _, heads, rows = shape
     padded = (rows + 3) // 4 * 4
     return heads * padded, padded, 1
 
 
 def gradient_strides(of: Tensor) -> tuple[int, ...]:
-    """Of a gradient with the layout of its tensor, which spares autograd a copy."""
+    """Strides of a gradient in the layout of its tensor, which saves autograd a copy."""
     like = torch.empty_like(of, device="meta")
     return like.stride() if is_addressable(like) else torch.empty(of.shape, device="meta").stride()
 
 
 def supports_tma(x: Operand) -> bool:
-    """Whether TMA can read a tensor whose address is aligned and whose last dimension is dense."""
+    """Whether TMA can read a tensor, given an aligned address and a dense last dimension."""
     unit = TMA_ALIGNMENT // x.dtype.itemsize
     return all(step > 0 and step % unit == 0 for step in tma_strides(x)[:-1])
 
 
 def tma_strides(x: Operand) -> tuple[int, ...]:
-    """Strides for TMA, which checks the stride of a dimension of size one without using it."""
+    """Strides for TMA, which requires a valid stride even for dimensions of size one."""
     unit = TMA_ALIGNMENT // x.dtype.itemsize
     outer = zip(x.shape[:-1], x.strides[:-1], strict=True)
     return *(unit if size == 1 else step for size, step in outer), 1

@@ -1,9 +1,9 @@
-"""Semaphores: splits of a tile count arrivals, programs of the fused backward add to dQ in turn.
+"""Semaphores that count the finished splits of a tile and order the fused backward's dQ additions.
 
 Every launch leaves its semaphores at zero for the next one, so they live as long as the process and
-no launch is spent on clearing them. Launches on one stream never overlap, hence one set per stream.
-A launch captured into a graph may later run concurrently with anything, so it gets counters that no
-other launch has: from a reserve or, when that is used up, cleared inside the graph.
+need no launch to clear them. Launches on one stream never overlap, so each stream has one set. A
+launch captured into a graph may later run concurrently with anything, so it gets counters of its
+own: from a reserve or, once that is used up, allocated and cleared inside the graph.
 """
 
 import torch
@@ -30,7 +30,7 @@ def semaphores(count: int, device: torch.device) -> Tensor:
         return taken
     key = device, torch._C._cuda_getCurrentRawStream(device.index)
     if key not in _semaphores:
-        # Now and not during a capture, where memory belongs to the graph.
+        # Allocated now, because memory allocated during a capture belongs to the graph.
         _reserves.setdefault(device, torch.zeros(_RESERVE, dtype=torch.int32, device=device))
         _semaphores[key] = torch.zeros(_COUNT, dtype=torch.int32, device=device)
     return _semaphores[key]

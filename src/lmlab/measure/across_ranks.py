@@ -1,4 +1,4 @@
-"""Values gathered from all ranks, and decisions that all ranks make alike.
+"""Gather values from all ranks, so that every rank makes the same decision.
 
 Every rank runs the same program, so anything that depends on a clock or on free memory (is the time
 up, does a size fit) must be decided once for all ranks: a rank that decides alone would block
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def gather(value: T) -> list[T]:
-    """The values of all ranks in rank order, on every rank."""
+    """All-gather one value per rank, in rank order."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
@@ -32,11 +32,11 @@ def min_over_ranks(value: float) -> float:
 
 
 def max_error(errors: Iterable[float]) -> float:
-    """The largest error; NaN counts as infinite, where `max` could miss it."""
+    """The largest error; NaN counts as infinite, because `max` can miss it."""
     return max((inf if isnan(error) else error for error in errors), default=0.0)
 
 
 def ranks_per_device(device: torch.device) -> int:
-    """How many ranks share the most shared device; ranks on one host share its CPU."""
+    """The largest number of ranks on any one device; a host's CPU counts as one device."""
     places = gather((socket.gethostname(), str(device)))
     return max(places.count(place) for place in places)

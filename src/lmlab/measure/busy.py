@@ -1,7 +1,7 @@
-"""Device time of whole steps whose wall time was taken before.
+"""Device time of whole steps, measured after their wall time.
 
-A profiler stays attached to the process after its first session, and every launch then costs the
-host more. So this comes last: after it, no wall time is worth anything.
+A profiler stays attached to the process after its first session and makes every launch cost the
+host more. So profile last: wall times taken afterwards are invalid.
 """
 
 import time
@@ -19,8 +19,8 @@ PROFILED_STEPS = 3
 
 
 def device_time(run: Callable[[], object], device: torch.device) -> Measurement | None:
-    """Busy time of some steps in one session, after one step in a session of its own, which may
-    lose kernels; None on a CPU, or if nothing was recorded."""
+    """GPU busy time of `PROFILED_STEPS` steps; None on a CPU, or if any step recorded no work. A
+    one-step session comes first, because the first session may lose kernels."""
     if device.type != "cuda":
         return None
     edges: list[tuple[str, int, int]] = []

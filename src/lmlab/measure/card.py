@@ -1,10 +1,10 @@
 """The machine card: what a reader must know about a machine to interpret its numbers.
 
 Limits per multiprocessor and per block (registers, shared memory) determine which tile shapes a
-kernel can use, the L2 what a cold cache is, clocks and power limit how close the GPU can get to its
-peak, and the processor how fast kernels are launched. Most of it comes from PyTorch, the rest from
-NVML; registers per block come from the CUDA driver, because neither of the two reports them.
-Whatever a machine, a driver or a version of PyTorch does not report is left out.
+kernel can use; the L2 size, what a cold cache is; clocks and power limit, how close the GPU gets to
+its peak; the CPU, how fast kernels are launched. Most facts come from PyTorch, the rest from NVML;
+registers per block come from the CUDA driver, because neither of the two reports them. Anything
+that the machine, driver or PyTorch version does not report is omitted.
 """
 
 import ctypes
@@ -33,14 +33,14 @@ _CU_MAX_REGISTERS_PER_BLOCK = 12  # CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK 
 
 
 def machine_card(device: torch.device) -> dict[str, Any]:
-    """The card of the machine that `device` is in, as far as it is known."""
+    """The card of the machine that `device` belongs to; unknown facts are omitted."""
     card = {
         "device": device.type,
         **(_gpu_facts(device) if device.type == "cuda" else {"name": cpu_name()}),
         "gpu_count": find_machine().gpu_count,
         "cpu_model": cpu_name(),
         "cpu_logical_cores": psutil.cpu_count(),
-        "cpu_usable_cores": usable_cores(),  # by this process
+        "cpu_usable_cores": usable_cores(),  # this process's affinity mask
         "cpu_architecture": platform.machine(),
         "cpu_memory_bytes": psutil.virtual_memory().total,
         "os": f"{platform.system()} {platform.release()}",
@@ -63,13 +63,13 @@ def _gpu_facts(device: torch.device) -> dict[str, Any]:
 
 
 def gpu_limits(properties: Any) -> dict[str, Any]:
-    """The limits that PyTorch reports; None for what this version does not."""
+    """Limits from PyTorch's device properties; None where this version lacks one."""
     limits = {name: getattr(properties, each, None) for name, each in _GPU_LIMITS.items()}
     return {**limits, "compute_capability": f"{properties.major}.{properties.minor}"}
 
 
 def nvml_facts(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What NVML reports about one GPU; None for what the GPU does not support."""
+    """Driver version, clocks and power limit of one GPU; None where a query is unsupported."""
     limit_mw = query(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     clock, highest = nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo
     return {
@@ -83,7 +83,7 @@ def nvml_facts(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _registers_per_block(gpu_index: int) -> int | None:
-    """From the CUDA driver library, which PyTorch has loaded and initialized by now."""
+    """Ask the CUDA driver library, which PyTorch has already loaded and initialized."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

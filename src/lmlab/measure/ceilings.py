@@ -1,13 +1,13 @@
 """Measured ceilings: the fastest matrix product and the fastest copy on this machine.
 
-A datasheet gives the rate at the highest clock; under load, power and temperature limit it (a good
-H200 reaches about 80 % of its bf16 peak). The share of a measured ceiling is therefore the fairer
-grade for a model, and the only one on a machine without a known peak.
+A datasheet quotes the rate at the highest clock; under load, power and temperature limit it (a good
+H200 reaches about 80 % of its bf16 peak). Share of measured ceiling is therefore the fairer metric
+for a model, and the only one on a machine without a known peak.
 
 Matrix products use random operands, never zeros: bits that do not flip use less power, the clock
-stays higher and the same product measures up to a fifth faster. A copy reads and writes every byte,
-and both count. A CPU's caches fetch a line before it is overwritten, so its memory moves up to half
-as much again. What cannot be measured has a reason instead of a number.
+stays higher and the same product measures up to a fifth faster. Copy bandwidth counts both the read
+and the write of every byte. A CPU cache also fetches a line before overwriting it, so the actual
+traffic is up to half as much again. A ceiling that cannot be measured gets a reason, not a number.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ CPU_PLAN = Plan(
 
 
 def measure_ceilings(device: torch.device, *, quick: bool = False) -> list[Record]:
-    """Ceilings of `device`; `quick` gives records of the same form with little accuracy."""
+    """Ceilings of `device`; `quick` yields records of the same form, but inaccurate."""
     plan = GPU_PLAN if device.type == "cuda" else CPU_PLAN
     if quick:
         sides: tuple[int, ...] = (QUICK_SIDE,)
@@ -68,12 +68,12 @@ def measure_ceilings(device: torch.device, *, quick: bool = False) -> list[Recor
 
 
 def matmul_ceiling(name: str, sides: tuple[int, ...], device: torch.device, plan: Plan) -> Record:
-    """The fastest product of one precision, with the side of its matrices."""
+    """The fastest matrix product in one precision, labeled with its side length."""
     found: list[Record] = []
     median_ms = 0.0
     reason = why_unsupported(name, device) or ""
     for side in () if reason else sides:
-        # Twice the side is eight times the work; start only what leaves time for two calls.
+        # Doubling the side is eight times the work; start only if two calls fit the time cap.
         if median_ms * 8 * 2 > plan.time_cap_s * 1e3:
             break
         try:
@@ -96,7 +96,7 @@ def _matmul_ms(name: str, side: int, device: torch.device, plan: Plan) -> float:
 
 
 def copy_ceiling(device: torch.device, plan: Plan) -> Record:
-    """Copy bandwidth, of bytes read plus written."""
+    """Copy bandwidth, counting bytes read plus bytes written."""
     try:
         source = torch.rand(plan.copy_bytes // 4, device=device)
         target = torch.empty_like(source)

@@ -1,12 +1,12 @@
-"""The host clock, for steps of a model; single kernels are timed by `kernel_clock`.
+"""Host clock for model steps; single kernels are timed by `kernel_clock`.
 
 A GPU works asynchronously, so each edge of a phase first waits for the device and then reads
 `perf_counter_ns`: the time between two edges is what a user waits for, launch gaps included.
-Warm-up and measured steps go through one and the same loop; with no warm-up the first sample really
-is the cold step, with its kernel loading, allocator growth and autotuning.
+Warm-up and measured steps run in the same loop; without warm-up, the first sample really is the
+cold step, with its kernel loading, allocator growth and autotuning.
 
-Python's garbage collector is emptied, frozen and switched off while a clock runs: a collection in
-the middle of a step costs milliseconds and comes at a moment that depends on unrelated objects.
+Before a clock starts, Python's garbage collector runs once and is then frozen and disabled: a
+collection in mid-step costs milliseconds, at a moment that depends on unrelated objects.
 """
 
 import gc
@@ -25,7 +25,7 @@ TOTAL = "total"
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was queued; a CPU is never behind."""
+    """Wait for all work queued on the device; a no-op on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -48,7 +48,7 @@ def collector_paused() -> Iterator[None]:
 
 
 class PhaseClock:
-    """Times the named phases of one step after another; the device is idle at every edge."""
+    """Times the named phases of each step; the device is idle at every edge."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -73,7 +73,7 @@ class PhaseClock:
             self._open = None
 
     def take_step_ms(self) -> dict[str, float]:
-        """Phases of the step just done, and their total from first to last edge; then resets."""
+        """Times of the last step's phases and, from first to last edge, its total; resets."""
         if not self._edges:
             raise ValueError("step timed no phase: it must use clock.phase(...) at least once")
         times = {name: 0.0 for name, _, _ in self._edges}
@@ -86,7 +86,7 @@ class PhaseClock:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured steps by phase, `total` among them, and the warm-up steps before, in order."""
+    """Measured and warm-up times by phase, including `total`, in step order."""
 
     phases: dict[str, Measurement]
     warmup_ms: dict[str, list[float]]
@@ -103,12 +103,12 @@ def measure_steps(
     max_steps: int | None = None,
     interval: float = 0.0,
 ) -> StepTimes:
-    """Time warm-up and measured steps by the host clock, phase by phase.
+    """Time warm-up and measured steps with the host clock, phase by phase.
 
-    At least `steps` are measured, and up to `max_steps` until the median of the total is known
-    within `interval` (see `MedianRule`); without `max_steps` exactly `steps`. The time cap covers
-    warm-up and measured steps together. Once it has passed, the rest of the warm-up is skipped and
-    one sample is still taken, so there is always a number; `stopped` gives the reason.
+    Measures at least `steps`, and up to `max_steps` until the median total is known to within
+    `interval` (see `MedianRule`); without `max_steps`, exactly `steps`. The time cap covers warm-up
+    and measured steps together. Once it has passed, the remaining warm-up is skipped but one sample
+    is still taken, so there is always a number; `stopped` gives the reason.
     """
     if warmup < 0:
         raise ValueError(f"warmup must be at least 0, got {warmup}")

@@ -4,9 +4,9 @@ On a CPU the number of threads is part of the experiment. Workflow engines expor
 so that parallel jobs do not compete; a measurement job has the machine to itself and should use
 every core that the scheduler grants, so `set_threads` overrides that.
 
-Running out of memory shows up in several forms: PyTorch's own class, a plain RuntimeError from the
-CPU allocator, a driver error if the memory was for something outside PyTorch's allocator (a cuBLAS
-handle, a kernel image), and Python's MemoryError. A study records all of them as one status.
+Out-of-memory errors come in several forms: PyTorch's own class, a plain RuntimeError from the CPU
+allocator, a driver error for allocations outside PyTorch's allocator (a cuBLAS handle, a kernel
+image), and Python's MemoryError. A study records all of them with the same status.
 """
 
 import os
@@ -24,7 +24,7 @@ _OUT_OF_MEMORY_MESSAGES = (
 
 
 class DeviceError(ValueError):
-    """A requested device that does not exist here."""
+    """The requested device is unknown or not available."""
 
 
 def torch_device(name: str) -> torch.device:
@@ -34,7 +34,7 @@ def torch_device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     # CUDA orders GPUs by speed, NVML by bus. Set before CUDA is initialized, this makes CUDA follow
-    # NVML, so that the GPU that gives the machine its name is the one that is measured.
+    # NVML, so that the measured GPU is the one the machine is named after.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if torch.cuda.is_available():
         return torch.device("cuda", 0)
@@ -52,7 +52,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Restart the peak from what is allocated now; no effect on a CPU."""
+    """Reset the peak to the bytes allocated now; a no-op on a CPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -63,7 +63,7 @@ def peak_memory_bytes(device: torch.device) -> int | None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on; in a container possibly fewer than there are."""
+    """Cores that this process may run on; in a container possibly fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 

@@ -1,17 +1,17 @@
-"""Device time, the second clock of a step: how long the GPU was busy with each of its phases.
+"""Device time: how long the GPU was busy in each phase of a step.
 
 A small model leaves the GPU waiting for the host, and wall time then says more about the host than
 about the model. The device time of a phase is the union of its kernel, copy and memset intervals;
-it repeats from machine to machine, and its ratio to wall time shows who waits for whom.
+it is reproducible across hosts, and its ratio to wall time shows who waits for whom.
 
-Several steps are run under one profiler. The device is idle at every edge of a phase, so each
-interval belongs to the phase in which it starts, by the host's clock, which the profiler's
-timestamps follow. A CPU has no device time: nothing is recorded there.
+Several steps run in one profiler session. The device is idle at every edge of a phase, so an
+interval belongs to the phase in which it starts; the profiler's timestamps follow the host's clock.
+A CPU has no device time: nothing is recorded there.
 
-It is checked by another method: the same kernels replayed as a CUDA graph, which is launched as a
-whole, so the host cannot be late, and timed by CUDA events without any profiler. A replay minus its
-own busy time is the pauses between kernels, of which device time knows nothing; the difference
-between the busy times is the kernels themselves.
+CUDA graphs provide a cross-check: the same kernels are captured and replayed. A graph is launched
+as a whole, so the host cannot be late, and CUDA events time it without a profiler. Replay time
+minus the replay's busy time is the gaps between kernels, which device time excludes; a difference
+between the two busy times comes from the kernels themselves.
 """
 
 import time
@@ -64,7 +64,7 @@ def profiled_work(
 
 
 def by_phase(edges: Sequence[tuple[str, int, int]], intervals: Sequence[Interval]) -> Work:
-    """The intervals that start within each phase."""
+    """Group the intervals by the phase and step in which they start."""
     ordered = sorted(intervals)
     work: Work = {}
     for name, *phase in edges:
@@ -88,7 +88,7 @@ def busy_times(work: Mapping[str, Sequence[Sequence[Interval]]]) -> dict[str, Me
     }
 
 
-# As many replays as fit into so many seconds, within these bounds.
+# As many replays as fit into SECONDS, but within these bounds.
 FEWEST_REPLAYS, REPLAYS, SECONDS = 5, 20, 2.0
 WARMUPS = 3
 
@@ -134,8 +134,8 @@ def capture(phases: Phases, device: torch.device, prepare: Callable[[], object])
 
 
 def replay_times(graphs: Graphs, device: torch.device) -> dict[str, Measurement]:
-    """Replays queued back to back, so that the device never waits for a launch; the first, which
-    it does wait for, is left out."""
+    """Time replays queued back to back, so that the device never waits for a launch; the first,
+    for which it does wait, is dropped."""
     (first,) = _replayed(graphs, 1, device)
     fitting = int(1e3 * SECONDS / sum(first))
     samples = _replayed(graphs, 1 + max(FEWEST_REPLAYS, min(REPLAYS, fitting)), device)[1:]
@@ -146,7 +146,7 @@ def replay_times(graphs: Graphs, device: torch.device) -> dict[str, Measurement]
 
 
 def _replayed(graphs: Graphs, count: int, device: torch.device) -> list[list[float]]:
-    """Milliseconds of each graph, for each time that all of them are replayed."""
+    """Replay all graphs `count` times; the milliseconds per graph of each repetition."""
     edges = []
     for _ in range(count):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(graphs) + 1)]

@@ -1,9 +1,9 @@
-"""The software behind a number: versions of what affects speed, and the commit of this project.
+"""The software behind a number: versions that affect speed, and this project's commit.
 
-The commit identifies this project's code, and `dirty` whether tracked files had been edited;
-results do not count, or measuring would make its own code look edited. A copy without its
-repository (a container, a node that received an archive) gets its commit from the variable
-LMLAB_COMMIT. Edits cannot be detected there, so such a commit is `unverified`.
+The commit identifies this project's code, and `dirty` tells whether tracked files were modified.
+Files in results/ are ignored, or every measurement would mark the code as modified. A copy without
+its repository (a container, a node that received an archive) takes its commit from the environment
+variable LMLAB_COMMIT. Edits cannot be detected there, so such a commit is `unverified`.
 """
 
 import os
@@ -23,7 +23,7 @@ _GIT_TIMEOUT_S = 20
 
 
 def versions() -> dict[str, str | None]:
-    """Versions by name; None for what this machine does not have."""
+    """Versions by name; None for anything this machine lacks."""
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
     with nvml_session() as nvml:
         driver = None if nvml is None else driver_version(nvml)

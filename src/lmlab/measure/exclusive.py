@@ -1,11 +1,11 @@
-"""One measurement at a time on a device, whoever starts it.
+"""Machine-wide device locks: one measurement at a time on a device, whoever starts it.
 
 Within a workflow the scheduler separates measurements, but nothing stops a second workflow, another
 user or a measurement started by hand. The lock is the address of a Unix socket in Linux's abstract
 namespace, named after the device: a GPU's UUID, or the CPU. Only one process can bind it. It needs
-no folder and no user, and the kernel frees it when its holder dies. Who waits connects to the
-holder, and is woken when that closes. Containers with their own network have their own locks, and
-so have processes with their own LMLAB_LOCK_DOMAIN.
+no directory, works across users, and is released by the kernel when its holder dies. A waiter
+connects to the holder's socket and wakes up when it closes. Containers with their own network
+namespace have separate locks, and so do processes with different values of LMLAB_LOCK_DOMAIN.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ _PAUSE_S = 0.01
 
 @contextlib.contextmanager
 def exclusive(device: str, count: int = 1) -> Iterator[None]:
-    """Have the CPU (`cpu`) or the first visible GPUs (`cuda`) alone; waits for the holder."""
+    """Lock the CPU (`cpu`) or the first `count` visible GPUs (`cuda`); wait for other holders."""
     with contextlib.ExitStack() as locks:
-        for name in sorted(lock_names(device, count)):  # sorted: two who need both cannot deadlock
+        for name in sorted(lock_names(device, count)):  # sorted, to rule out deadlock
             locks.enter_context(_bind(name))
         yield
 
 
 def lock_names(device: str, count: int) -> list[str]:
-    """The names by which all processes of a machine know its devices."""
+    """Lock names of the devices, the same in all processes of a machine."""
     if device != "cuda":
         return [device]
     with nvml_session() as nvml:

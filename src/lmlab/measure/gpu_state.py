@@ -1,19 +1,19 @@
-"""Whether the GPU was in a fit state during a measurement, from readings before and after.
+"""Whether the GPU was throttled, power-capped or shared, from readings before and after a run.
 
-- `throttled`: it ran below its clocks because of its surroundings: too hot, or slowed by its power
-  supply. Such a number says more about the rack than about the code.
-- `power_capped`: it reached its power limit. On a datacenter GPU under matrix products that is
+- `throttled`: clocks were reduced because of heat or the power supply. Such a number says more
+  about the rack than about the code.
+- `power_capped`: it reached its power limit. On a datacenter GPU running matrix products that is
   normal operation, so it has a separate flag and is not a fault.
-- `gpu_shared`: another process used the GPU, before or after.
+- `gpu_shared`: another process was using the GPU before or after the measurement.
 
-The GPU may have clocked up again by the time the last kernel is done, so the driver's counters of
-time lost to heat and power are compared as well, where they exist. No thread samples in between: it
-would compete with the host whose launch times are being measured.
+Clocks may have recovered by the time the last kernel is done, so the driver's counters of time lost
+to heat and power are compared as well, where they exist. No thread samples in between: it would
+compete with the host thread whose launches are being timed.
 
-Finding other processes takes care. Our ancestors and children do not count. Inside a container NVML
-reports process ids of the host: if we hold a context and our id is missing, one process is assumed
-to be us. Memory reveals processes that NVML hides: anything beyond our own tensors and a context.
-Utilisation is an average over up to a second, in which the previous job may have run, so it counts
+Detecting other processes takes care. Our ancestors and children do not count. In a container NVML
+reports host process ids: if we hold a context and our id is missing, one process is assumed to be
+us. Memory reveals processes that NVML hides: anything beyond our own tensors and one context.
+Utilization is an average over up to a second, in which the previous job may have run, so it counts
 only if it is still high a second later and this process has not used the GPU yet. A watch is
 therefore most reliable if it starts before the first CUDA call.
 """
@@ -46,19 +46,19 @@ THROTTLE_REASONS = frozenset(
 )
 POWER_CAP_REASON = "sw_power_cap"
 
-# Time lost to a limit counts from this share of the watch on.
+# Time lost to heat or power sets a flag above this share of the elapsed time.
 _LOST_SHARE = 0.01
 # A CUDA context with its kernel images, the driver's own reserve, and some margin.
 _CONTEXT_BYTES = 2 * 2**30
 _BUSY_PERCENT = 20
-# Utilisation is averaged over up to a second; eleven more readings reach just beyond it.
+# Utilization is averaged over up to a second; eleven more readings reach just beyond it.
 _POLL_S = 0.1
 _POLLS = 11
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The state of one GPU at one moment; None for what it does not report."""
+    """The state of one GPU at one moment; None for values it does not report."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -151,7 +151,7 @@ class GpuWatch:
         return {"before": asdict(self._before), "after": asdict(self._after)}
 
     def _stays_busy(self, reading: Reading | None) -> bool:
-        """Poll until it is idle, for as long as a job that has ended can still show."""
+        """Poll until idle; True if still busy after a finished job has left the average."""
         for _ in range(_POLLS):
             if not _busy(reading):
                 return False
@@ -170,7 +170,7 @@ def read_device(device: torch.device) -> Reading | None:
 
 
 def slowdown_flags(before: Reading, after: Reading, elapsed_s: float) -> set[str]:
-    """`throttled` and `power_capped`, from the reasons at either end and the counters between."""
+    """`throttled` and `power_capped`, from the reasons in both readings and counter increases."""
     flags = set()
     reasons = set(before.slowdown_reasons) | set(after.slowdown_reasons)
     lost_to_heat = _lost(before.lost_to_heat_ns, after.lost_to_heat_ns, elapsed_s)
@@ -184,7 +184,7 @@ def slowdown_flags(before: Reading, after: Reading, elapsed_s: float) -> set[str
 
 
 def foreign_use(reading: Reading, own: OwnUsage) -> bool:
-    """Whether processes or memory on the GPU cannot be ours."""
+    """Whether the GPU shows processes or memory that cannot be ours."""
     foreign = set(reading.compute_pids) - own.pids
     we_are_hidden = own.has_context and not own.pids & set(reading.compute_pids)
     if len(foreign) > (1 if we_are_hidden else 0):
@@ -194,7 +194,7 @@ def foreign_use(reading: Reading, own: OwnUsage) -> bool:
 
 
 def own_usage(device: torch.device) -> OwnUsage:
-    """This process, its ancestors and children; the GPU memory that PyTorch has reserved."""
+    """Process ids of our family (ancestors, descendants) and the memory PyTorch has reserved."""
     process = psutil.Process()
     family = [process, *process.parents(), *process.children(recursive=True)]
     has_context = torch.cuda.is_initialized()

@@ -1,8 +1,7 @@
-"""Time intervals as (start, end) pairs, and those in which a profiled GPU was busy.
+"""Time intervals as (start, end) pairs, and the busy intervals of a profiled GPU.
 
-Within a set, intervals may touch, nest and repeat (operators call operators, messages are in flight
-concurrently), so durations must not be added: the time in which anything happened is the length of
-the union.
+Intervals of one set may touch, nest and repeat (operators call operators, messages are in flight
+concurrently), so never add up durations: the covered time is the length of the union.
 
 The profiler slows the host down and stretches the gaps between kernels, but not the kernels: take
 shares and intervals from a profiled run, never a step's time.
@@ -23,7 +22,7 @@ Interval = tuple[int, int]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Disjoint intervals in order that cover the same time; empty ones are dropped."""
+    """Sorted, disjoint intervals that cover the same time; empty ones are dropped."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if end <= start:
@@ -36,16 +35,15 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> int:
-    """Time covered by at least one of them."""
+    """Time covered by at least one interval."""
     return sum(end - start for start, end in union(intervals))
 
 
 def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
     """At most `most` intervals, for drawing and not for sums.
 
-    Intervals and the gaps between them alternate; the shortest of either is removed first: a gap
-    is closed, an interval is dropped. A dense row stays dense, and many short intervals far
-    apart do not merge into long ones.
+    The shortest gap or interval is removed first: a gap is closed, an interval is dropped. A dense
+    row stays dense, and many short intervals far apart do not merge into long ones.
     """
     edges = np.array([edge for pair in union(intervals) for edge in pair], dtype=np.int64)
     while len(edges) > 2 * most:
@@ -58,7 +56,7 @@ def reduced(intervals: Iterable[Interval], most: int) -> list[Interval]:
 def profiled_events(
     fn: Callable[[], object], device: torch.device, activities: list[ProfilerActivity]
 ) -> list[Any]:
-    """Run `fn` once under the profiler; its raw events."""
+    """Run `fn` once under the profiler and return the raw events."""
     synchronize(device)
     with profile(activities=activities) as profiler:
         fn()
@@ -75,7 +73,7 @@ def interval(event: Any) -> Interval:
 
 
 def is_gpu_work(event: Any, device: torch.device) -> bool:
-    """Whether it is a kernel, copy or memset on this GPU.
+    """Whether the event is a kernel, copy or memset on this GPU.
 
     The profiler also draws `record_function` ranges on the GPU's timeline; those span idle time.
     """

@@ -9,12 +9,12 @@ queues start event, call and end event. (nvbench uses a kernel that spins until 
 it; a bounded sleep cannot deadlock, but a call that takes the host longer to queue includes some
 launch time again.) On a CPU the host clock is used and nothing is flushed.
 
-Clocks and other load change, so variants timed one after the other are timed under different
-conditions. `measure_in_rounds` lets them take turns: a few samples each, round after round, until
-each variant's rule is satisfied. A variant is prepared again for each turn and released after it,
-because what it holds (the graph of a backward pass can be gigabytes of scores) must not take memory
-from the others. The first call of a turn is never a sample: it runs with the allocator state that
-the previous variant left. A variant that raises is dropped and its error returned.
+Clocks and background load drift, so variants timed one after the other see different conditions.
+`measure_in_rounds` interleaves them: a few samples each, round after round, until each variant's
+stop rule is satisfied. A variant is prepared again for each turn and released after it, because its
+state (an autograd graph can hold gigabytes of attention scores) must not take memory from the
+others. The first call of a turn is never a sample: it runs with the allocator state that the
+previous variant left. A variant that raises is dropped and its error returned.
 """
 
 import time
@@ -60,7 +60,7 @@ def measure_kernel(
 def measure_in_rounds(
     variants: Mapping[str, Prepare], *, device: torch.device, budget: SamplingBudget
 ) -> tuple[dict[str, Measurement], dict[str, Exception]]:
-    """Measurements of the variants that ran, and errors of those that raised."""
+    """Interleave the variants; return measurements and, for those that raised, errors."""
     rounds = {name: _Variant(prepare, StopRule(budget)) for name, prepare in variants.items()}
     with collector_paused():
         while active := [each for each in rounds.values() if not each.stopped and not each.error]:
@@ -68,7 +68,7 @@ def measure_in_rounds(
                 try:
                     variant.take_turn(device)
                 except Exception as error:
-                    # Without its frames, which hold the tensors that filled the memory.
+                    # The traceback's frames would keep the tensors that filled the memory alive.
                     variant.error = error.with_traceback(None)
     on_gpu = device.type == "cuda"
     measured = {
@@ -94,7 +94,7 @@ class _Variant:
     error: Exception | None = None
 
     def take_turn(self, device: torch.device) -> None:
-        """A few more samples, as many as the remaining time allows."""
+        """Take up to `SAMPLES_PER_TURN` more samples, as the remaining time allows."""
         started = time.perf_counter()
         call = self.prepare()
         call_ms = _milliseconds(call, device)
@@ -113,7 +113,7 @@ class _Variant:
 
 
 def _milliseconds(call: Call, device: torch.device) -> float:
-    """By the host clock."""
+    """Time one call with the host clock."""
     before = time.perf_counter_ns()
     call()
     synchronize(device)
@@ -154,7 +154,7 @@ class EventSampler:
 
 
 def _flush_buffer(device: torch.device) -> torch.Tensor:
-    """Memory that evicts everything else from the L2 when it is written."""
+    """A buffer that evicts everything else from the L2 when written."""
     l2_bytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
     size = max(2 * l2_bytes, _MIN_FLUSH_BYTES)
     return torch.empty(size, dtype=torch.uint8, device=device)

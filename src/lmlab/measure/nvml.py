@@ -1,4 +1,4 @@
-"""NVML, the driver's management library: which GPUs there are, without creating a CUDA context.
+"""GPU discovery through NVML, the driver's management library, without a CUDA context.
 
 NVML answers within milliseconds, and a process that has only used NVML may still fork. On a machine
 without a driver the library is missing, which means "no GPU" and is not an error.
@@ -30,7 +30,7 @@ class VisibleGpu:
 @contextmanager
 def nvml_session() -> Iterator[Any | None]:
     """NVML initialized for the block, or None without a driver."""
-    nvml: Any = importlib.import_module("pynvml")  # not above: 30 ms that few importers need
+    nvml: Any = importlib.import_module("pynvml")  # lazy: takes 30 ms, and few importers need it
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -43,7 +43,7 @@ def nvml_session() -> Iterator[Any | None]:
 
 
 def query(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer, or None if this GPU or driver does not support the question."""
+    """The answer, or None if this GPU or driver does not support the query."""
     try:
         return function(*arguments)
     except nvml.NVMLError:
@@ -64,7 +64,7 @@ def visible_gpu(nvml: Any | None, index: int) -> VisibleGpu | None:
     """The GPU that PyTorch calls `cuda:<index>` in this environment; None if NVML lacks it."""
     if nvml is None:
         return None
-    # A GPU that is lost fails every question; what was running on it reports that.
+    # A lost GPU fails every query; whatever was running on it reports the loss.
     gpus = query(nvml, visible_gpus, nvml, os.environ.get("CUDA_VISIBLE_DEVICES")) or []
     return gpus[index] if index < len(gpus) else None
 

@@ -1,13 +1,12 @@
-"""Computation and communication of one step as the profiler saw them, and how much they overlap.
+"""Compute and communication in a profile of one step, and how much they overlap.
 
-Communication looks different per backend. NCCL's is a kernel on its own stream. Gloo's runs on host
-threads; the profiler records each message from submission to completion under a name that starts
-with `gloo:`. If GPU tensors are sent by gloo, the copies to the host and back are part of a message
-and get their own row. A message that waits behind another counts as in flight, as the sender sees
-it.
+Communication looks different per backend. An NCCL message is a kernel on its own stream. Gloo runs
+on host threads; the profiler records each message from submission to completion under a name that
+starts with `gloo:`. If gloo sends GPU tensors, the copies to the host and back are part of a
+message and also get their own row. A message queued behind another counts as in flight.
 
-Computation is everything on the GPU that is neither message nor copy; on a CPU it is the operators,
-except those that gloo's own threads run (its division). Named ranges are not work.
+Compute is everything on the GPU that is neither message nor copy; on a CPU it is the operators,
+except those on gloo's own threads (the division of an average). Named ranges are not work.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,10 +37,10 @@ def profile_overlap(step: Callable[[], object], device: torch.device) -> dict[st
 
 
 def overlap_from_events(events: Sequence[Any], device: torch.device) -> dict[str, Any]:
-    """What one rank did: sums over the whole trace, and few enough intervals for a figure.
+    """One rank's activity: totals over the whole trace, and intervals reduced for a figure.
 
-    `overlapped_ms` is the time in which a message was in flight and something was computed, and
-    `overlapped_share` its share of the time in which any message was; None without messages.
+    `overlapped_ms` is the time with a message in flight and compute running; `overlapped_share` is
+    its share of the time with any message in flight, None without messages.
     """
     on_host = (event for event in events if event.device_type() == DeviceType.CPU)
     gloo = [event for event in on_host if str(event.name()).startswith("gloo:")]

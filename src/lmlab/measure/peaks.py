@@ -1,10 +1,10 @@
 """Peak rates of known GPUs, from the vendor's own documents.
 
 A share of peak (MFU) is only as good as the peak it is divided by. Peaks computed by formula have
-been wrong by a factor of two (sparsity, boost clock, accumulation type), so each figure here is
-copied from a datasheet that is named with it, and a device is looked up by its exact name: an `H100
-PCIe` is not an `H100 SXM`, a laptop's RTX 4090 not a desktop's, a MIG slice not a GPU. A device
-that is not listed has no peak and the report no MFU for it; measured ceilings still apply.
+been wrong by a factor of two (sparsity, boost clock, accumulation type), so each figure is copied
+from a datasheet that the table cites, and a device is looked up by its exact name: an `H100 PCIe`
+is not an `H100 SXM`, a laptop's RTX 4090 not a desktop's, a MIG slice not a GPU. An unlisted device
+has no peak, and the report no MFU for it; measured ceilings still apply.
 """
 
 from functools import cache

@@ -5,7 +5,7 @@ mantissa bits, several times faster), which would invalidate any comparison of f
 TF32 is on for `tf32` and off for every other name. `bf16` and `fp16` are autocast: parameters stay
 fp32, matrix products run in the 16-bit type, reductions in fp32.
 
-PyTorch has the switch in an older and in a newer interface, and reading the older one fails if the
+PyTorch has an older and a newer interface to this switch, and reading the older one fails if the
 two disagree. Values are set through the older one, which sets both, and restored through the older
 and then the newer one, which gives exactly the previous state.
 """
@@ -24,7 +24,7 @@ class PrecisionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The meaning of one name."""
+    """What one precision name means."""
 
     name: str
     dtype: torch.dtype  # type of matrix product operands
@@ -44,7 +44,7 @@ PRECISIONS: dict[str, Precision] = {
 
 
 def precision_named(name: str) -> Precision:
-    """The precision of that name."""
+    """Look up a precision by name."""
     if name not in PRECISIONS:
         raise PrecisionError(f"precision = {name!r}; allowed: {', '.join(PRECISIONS)}")
     return PRECISIONS[name]

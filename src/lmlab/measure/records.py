@@ -37,9 +37,9 @@ def value(quantity: str, number: float | int | str | bool, unit: str, **labels: 
 
 
 def values(numbers: Mapping[str, Any], prefix: str = "", **labels: Label) -> list[Record]:
-    """A record per number, with the unit in its key: `busy_ns` becomes `busy_time` in milliseconds
-    of the device, `peak_bytes` becomes `peak` in bytes, the rest are counts. Text, None and nested
-    values are left out."""
+    """One record per number, with the unit from its key: `busy_ns` becomes `busy_time` in ms with
+    clock `device`, `peak_bytes` becomes `peak` in bytes, anything else is a count. Text, None and
+    nested values are skipped."""
     records = []
     for key, number in numbers.items():
         if not isinstance(number, int | float):
@@ -57,7 +57,7 @@ def values(numbers: Mapping[str, Any], prefix: str = "", **labels: Label) -> lis
 
 
 def plain_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """A frame's rows as dictionaries of plain values, ready for JSON; None for what is missing."""
+    """A frame's rows as dictionaries of plain values for JSON; missing values become None."""
     plain = frame.astype(object)
     return plain.where(plain.notna(), None).to_dict("records")  # type: ignore[return-value]
 
@@ -65,7 +65,7 @@ def plain_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 def by_label(
     quantity: str, label: str, counts: Mapping[str, int], unit: str = "B", **labels: Label
 ) -> list[Record]:
-    """A quantity by one label: bytes by category, instances by line."""
+    """One record per value of a label: bytes by category, instances by line."""
     return [value(quantity, n, unit, **{label: name}, **labels) for name, n in counts.items()]
 
 

@@ -1,16 +1,16 @@
-"""Timing on several ranks: one operation repeated, or several variants in alternating rounds.
+"""Timing on several ranks: one operation repeated, or several variants in interleaved rounds.
 
-A barrier starts all ranks together. Each rank reads its own clock, until its own device is done;
-clocks of different processes are never compared. What is timed takes as long as its slowest rank,
-and the times of all ranks are recorded. All ranks must stop at the same repetition, or the next
-message would have no receiver, so everything that decides is exchanged first.
+A barrier starts all ranks together. Each rank times itself with its own clock until its device is
+done; clocks of different processes are never compared. A repetition takes as long as its slowest
+rank, and the times of all ranks are recorded. All ranks must stop at the same repetition, or the
+next collective would hang, so they first exchange everything the decision depends on.
 
 A machine drifts: clocks change, other load comes and goes. Variants measured one after the other
 carry that drift in their ratio; interleaved variants share it. Every round times each variant once,
 and comparisons use the ratio within a round. The order changes from round to round, because each
-variant leaves its mark on caches and allocator: every round starts one variant later, and every
-second round runs backwards. With an even number of variants only every second one ever starts, and
-two keep their order. Warm-up rounds run in the same loop and are discarded.
+variant affects caches and allocator for the next: every round starts one variant later, and every
+second round runs backwards. With an even number of variants only every second one ever comes first,
+and two variants keep their order. Warm-up rounds run in the same loop and are discarded.
 """
 
 import statistics
@@ -36,7 +36,7 @@ QUICK_S, QUICK_BATCH = 0.02, 5  # quick repetitions exchange their times in batc
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """Milliseconds by variant and phase (`total` among them): one list per rank, one per round."""
+    """Milliseconds by variant and phase (including `total`), indexed by rank and then round."""
 
     samples_ms: Mapping[str, Mapping[str, list[list[float]]]]
     stopped: str
@@ -108,8 +108,8 @@ def time_on_all_ranks(
     warmup: int,
     budget: SamplingBudget,
 ) -> RankTimes:
-    """Repeat `run` on all ranks until the slowest rank's time has settled; the caller pauses the
-    garbage collector, since a collection takes longer than many operations."""
+    """Repeat `run` on all ranks until the slowest rank's time has settled; the caller must pause
+    the garbage collector, since a collection takes longer than many operations."""
     rule = StopRule(budget)
     by_repetition: list[tuple[float, ...]] = []
     stopped = None
@@ -117,7 +117,7 @@ def time_on_all_ranks(
     for _ in range(warmup):
         sample_ms(run, device)
     while stopped is None:
-        # Exchanging times after every repetition would cost as much as a quick one takes.
+        # Exchanging times after every quick repetition would cost as much as the repetition.
         quick = by_repetition and max(by_repetition[-1]) < QUICK_S * 1e3
         batch = min(QUICK_BATCH if quick else 1, budget.max_samples - rule.n)
         mine = [sample_ms(run, device) for _ in range(batch)]
@@ -139,7 +139,7 @@ def time_on_all_ranks(
 
 
 def sample_ms(run: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one run on this rank, begun together with the others."""
+    """Milliseconds of one run on this rank, started together with all other ranks."""
     dist.barrier()
     synchronize(device)
     start = time.perf_counter_ns()

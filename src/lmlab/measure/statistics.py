@@ -5,18 +5,18 @@ clock change or another process makes some repetitions slower. The headline is t
 with its quartiles; mean and standard deviation are there for readers who compare with tables of
 means. Raw samples are always stored, so every other statistic can be recomputed.
 
-Samples whose level changes (a GPU that warms up, a host that runs at two speeds for a while each)
-or that fall into two groups have no single value, so they are recognized and quoted as a range:
+Samples whose level changes (a GPU warming up, a host switching between two speeds) or that fall
+into two groups have no single value, so they are detected and reported as a range:
 
 - *drifting*: the medians of the first, middle and last third differ by more than 3 %, and the rank
   correlation of the samples with their order (Spearman), or with their predecessors, is significant
-  at 1 %: they rise, fall or wander, which scatter does not;
+  at 1 %: they rise, fall or wander, unlike random scatter;
 - *bimodal*: cut at the widest gap that leaves a quarter of the samples on either side, the medians
-  of the two groups differ by more than 5 % of the whole and by more than twice the spread (the
-  middle 80 %) within either. Fewer than 16 samples show gaps by chance and are not judged.
+  of the two groups differ by more than 5 % of the overall median and by more than twice the spread
+  (the middle 80 %) within either. Fewer than 16 samples have gaps by chance and are not tested.
 
-The interval of the median is that of order statistics: it assumes no distribution, only that
-samples are independent.
+The confidence interval of the median comes from order statistics: it assumes independent samples
+but no distribution.
 
 This module imports neither torch nor numpy: reading results must stay cheap.
 """
@@ -44,7 +44,7 @@ SIGNIFICANT = 2.576
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Statistics of one list of samples, in the samples' unit, as a record lists them."""
+    """Statistics of one list of samples, in the samples' unit, as stored in a record."""
 
     median: float
     n: int
@@ -101,7 +101,7 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def stability(samples: Sequence[float]) -> Stability:
-    """What kind of samples they are, in the order in which they were taken."""
+    """Classify samples, given in the order in which they were taken."""
     change = drift(samples)
     if change is not None and change > SMALLEST_DRIFT and _depends_on_order(samples):
         return "drifting"
@@ -110,7 +110,7 @@ def stability(samples: Sequence[float]) -> Stability:
 
 def drift(samples: Sequence[float]) -> float | None:
     """How far the medians of the first, middle and last third lie apart, relative to the smallest;
-    None for few samples."""
+    None for too few samples, or if any is not positive."""
     n = len(samples)
     if n < FEWEST_FOR_DRIFT or min(samples) <= 0:
         return None
@@ -120,8 +120,8 @@ def drift(samples: Sequence[float]) -> float | None:
 
 
 def median_error(samples: Sequence[float]) -> float:
-    """Half the width of the median's 95 % interval, relative to it; infinite if fewer than six
-    samples give none."""
+    """Half the width of the median's 95 % confidence interval, relative to the median; infinite for
+    fewer than six samples, which give no interval."""
     ordered, n = sorted(samples), len(samples)
     outside, tail = 0, 1
     while 40 * tail <= 2**n:  # both tails together at most 5 %
@@ -142,7 +142,7 @@ def _depends_on_order(samples: Sequence[float]) -> bool:
 
 
 def _ranks(samples: Sequence[float]) -> list[float]:
-    """Ranks from 0; equal samples share the mean of theirs."""
+    """Ranks from 0; tied samples share their mean rank."""
     ordered = sorted(samples)
     first = {value: rank for rank, value in reversed(list(enumerate(ordered)))}
     last = {value: rank for rank, value in enumerate(ordered)}

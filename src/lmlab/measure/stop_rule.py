@@ -1,4 +1,4 @@
-"""When a kernel, or a step, has been repeated often enough.
+"""When to stop repeating a kernel or a step.
 
 Following nvbench, sampling of a kernel stops when there are enough samples for a meaningful
 deviation, enough accumulated time for clocks and power to settle, and a relative deviation (sample
@@ -7,7 +7,7 @@ or a sample cap. The reason is recorded with the samples, because "settled at 0.
 after 5 s" are different statements about a number.
 
 A step of a model takes milliseconds to seconds and its samples are skewed by the host, so it is
-repeated until its median is known well enough, or a number of steps or seconds is reached.
+repeated until its median is known well enough, or until a step cap or time cap is reached.
 """
 
 import math
@@ -72,8 +72,8 @@ class StopRule:
 
 @dataclass(frozen=True, kw_only=True)
 class MedianRule:
-    """Stop once the median of at least `steps` samples is known within `interval`, relatively and
-    with 95 % confidence, or at `max_steps`, or at the time cap if there is a sample."""
+    """Stop once at least `steps` samples give a median known to within `interval` (relative, 95 %
+    confidence), or at `max_steps`, or at the time cap if there is a sample."""
 
     steps: int
     max_steps: int
@@ -108,5 +108,5 @@ def _check(rule: Any, **least: int) -> None:
 
 
 def count_samples(n: int) -> str:
-    """ "1 sample" or "4 samples", for stop reasons."""
+    """The sample count in stop reasons: "1 sample", "4 samples"."""
     return "1 sample" if n == 1 else f"{n} samples"

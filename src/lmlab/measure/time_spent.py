@@ -1,7 +1,7 @@
-"""How the time of a point divides: measuring, compiling, and the rest (set-up, checks, waiting).
+"""How a point's time splits into measuring, compiling and the rest (setup, checks, waiting).
 
-Whatever reads a clock, a trace or the allocator runs inside `measuring`. Compilers keep their own
-time, so compilation counts wherever it happens, and never as measuring.
+Code that reads a clock, a trace or the allocator runs inside `measuring`. Compile time comes from
+the compilers' own timers, so it counts wherever compilation happens, and never as measuring.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class _Ledger:
-    """Seconds of this process so far."""
+    """Seconds spent in this process so far."""
 
     def __init__(self) -> None:
         self.measuring_s = 0.0
@@ -24,11 +24,11 @@ class _Ledger:
         self.triton_s += 0.0 if cache_hit else times.total / 1e6
 
     def compiling_s(self) -> float:
-        """What Triton and torch.compile report."""
+        """Compile time as Triton and torch.compile report it."""
         return self.triton_s + self.dynamo_s()
 
     def dynamo_s(self) -> float:
-        """What torch.compile took, if anything has imported it."""
+        """Compile time of torch.compile; 0 if it was never imported."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         return float(dynamo.calculate_time_spent()["total_wall_time"]) if dynamo else 0.0
 
@@ -37,7 +37,7 @@ _LEDGER = _Ledger()
 
 
 def watch_triton() -> None:
-    """From now on, count what Triton compiles."""
+    """Start counting Triton's compile time."""
     from triton import knobs  # only where a GPU is measured
 
     knobs.compilation.listener = _LEDGER.on_triton
@@ -45,7 +45,7 @@ def watch_triton() -> None:
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Count the block as measuring, except for what compiles in it; blocks may nest."""
+    """Count the block as measuring, minus compilation inside it; blocks may nest."""
     began_s, compiled_s = time.perf_counter(), _LEDGER.compiling_s()
     _LEDGER.depth += 1
     try:
@@ -58,6 +58,6 @@ def measuring() -> Iterator[None]:
 
 
 def spent_s() -> dict[str, float]:
-    """Seconds that this process has spent so far."""
+    """Seconds that this process has spent measuring and compiling so far."""
     seconds = {"measuring": _LEDGER.measuring_s, "compiling": _LEDGER.compiling_s()}
     return {name: round(value, 3) for name, value in seconds.items()}

@@ -3,10 +3,10 @@
 The functions list what each operation of this implementation saves; tests compare the sum byte for
 byte with what autograd's hooks see. Attention scores grow with the square of the context.
 
-Autocast halves only part of it. The residual stream and the norms stay in fp32. Every matmul saves
-its own 16-bit copy of its input, even where three share one input (q, k, v), and of its weight. On
-a GPU the softmax saves fp32, and the matmul after it a 16-bit copy as well; on a CPU autocast runs
-the softmax in 16 bit.
+Autocast halves only part of this. The residual stream and the norms stay in fp32. Every matmul
+saves its own 16-bit copy of its input, even where three share one input (q, k, v), and of its
+weight. On a GPU the softmax saves its result in fp32, and the next matmul a 16-bit copy of it; on a
+CPU autocast runs the softmax in 16 bit.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Widths:
 
     @property
     def scores_cast(self) -> int:
-        """Bytes per score of the copy that the matmul after the softmax takes, if it takes one."""
+        """Bytes per score of the 16-bit copy cast for the matmul after the softmax, or 0."""
         return self.matmul if self.softmax != self.matmul else 0
 
 
@@ -45,13 +45,13 @@ def widths_of(precision: Precision, device: Device) -> Widths:
 
 
 def saved_activations(shape: ModelShape, precision: Precision, *, device: Device = "cuda") -> int:
-    """Bytes saved in one forward pass, without parameters, their copies and the inputs."""
+    """Bytes saved in one forward pass, excluding parameters, their copies and the batch."""
     widths = widths_of(precision, device)
     return shape.num_layers * saved_block(shape, widths) + saved_head(shape, widths)
 
 
 def saved_block(shape: ModelShape, widths: Widths) -> int:
-    """Attention and feed-forward."""
+    """Bytes saved by one block: attention and feed-forward."""
     stream = widths.matmul * shape.tokens * shape.d_model
     # Without autocast q, k, v share one input; with it, each matmul casts its own copy.
     inputs = stream * (3 if widths.is_autocast else 1)
@@ -72,7 +72,7 @@ def saved_feed_forward(shape: ModelShape, widths: Widths) -> int:
 
 
 def saved_head(shape: ModelShape, widths: Widths) -> int:
-    """Final norm, head and loss; the loss saves the maximum and the sum of each row."""
+    """Bytes saved by final norm, head and loss, which saves each row's maximum and sum."""
     inputs = widths.matmul * shape.tokens * shape.d_model
     row_statistics = 2 * FP32 * shape.tokens
     return _saved_norm(shape) + inputs + logits_bytes(shape, widths) + row_statistics

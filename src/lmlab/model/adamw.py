@@ -3,9 +3,9 @@
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
     w <- w (1 - lr decay) - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-A step has no matmul, so on a GPU it is bound by memory bandwidth when parameters are large and by
-kernel launches when they are small. It is a plain loop over parameters, with every kernel visible
-in a profile. Both bias corrections are scalars and are folded into the step size and eps: seven
+A step has no matmul, so on a GPU it is bound by memory bandwidth for large parameters and by launch
+overhead for small ones. It is a plain loop over parameters, so that every kernel is visible in a
+profile. The bias corrections are scalars, folded into the step size and eps, which leaves seven
 kernels and one temporary per parameter.
 """
 

@@ -1,9 +1,9 @@
 """Predicted peak memory with activation checkpointing, from the model's shape alone. No torch.
 
-Three stages compete. In forward and the loss, the inputs of segments are saved and, under autocast,
-a 16-bit copy of every weight until the pass ends. In backward, a segment is recomputed: its blocks
-behave like a model of that many blocks, on top of the remaining inputs and the gradients so far, of
-which most exist in the last segment to be recomputed, the first one. The optimizer step holds all
+The peak is in one of three phases. Forward and loss hold the segment inputs and, under autocast, a
+16-bit copy of every weight until the pass ends. Backward recomputes one segment, which behaves like
+a model of that many blocks, on top of the remaining inputs and the gradients so far; most gradients
+exist when the model's first segment is recomputed, which comes last. The optimizer step holds all
 gradients and no activations: no strategy can go below it.
 """
 
@@ -28,7 +28,7 @@ from lmlab.model.shape import ModelShape
 def predicted_peak(
     shape: ModelShape, precision: Precision, kind: str, blocks: int = 0, *, device: Device = "cuda"
 ) -> peak.Stage:
-    """The highest stage of a train step under a strategy, given as `checkpointing.Strategy` has it.
+    """The highest stage of a train step; `kind` and `blocks` as in `checkpointing.Strategy`.
     Nested halves recompute one block at a time and keep one input per level."""
     layers = shape.num_layers
     if kind == "none":
@@ -43,7 +43,7 @@ def predicted_peak(
 def best_segment(
     shape: ModelShape, precision: Precision, *, device: Device = "cuda"
 ) -> tuple[int, peak.Stage]:
-    """The segment length with the lowest peak; the longest of equals, which is the fastest."""
+    """The segment length with the lowest peak; ties go to the longest, which is the fastest."""
     peaks = {
         length: predicted_peak(shape, precision, "every", length, device=device)
         for length in range(1, shape.num_layers + 1)
@@ -53,7 +53,7 @@ def best_segment(
 
 
 def _stages(shape: ModelShape, widths: Widths, blocks: int, *, inputs: int) -> Iterator[peak.Stage]:
-    """Stages of a step that keeps that many inputs and recomputes that many blocks at a time."""
+    """Stages of a step that keeps `inputs` inputs and recomputes `blocks` blocks at a time."""
     count = parameter_count(shape)
     stream = FP32 * shape.tokens * shape.d_model
     base = peak.base_parts(shape, "train_step")
@@ -76,7 +76,7 @@ def _stages(shape: ModelShape, widths: Widths, blocks: int, *, inputs: int) -> I
 def _segment_stages(
     shape: ModelShape, widths: Widths, blocks: int, left: peak.Parts
 ) -> Iterator[peak.Stage]:
-    """Recomputation of a segment, and backward through it."""
+    """Stages of recomputing a segment and of backward through it."""
     segment = replace(shape, num_layers=blocks)
     full = left.plus(
         activations=blocks * saved_block(segment, widths),

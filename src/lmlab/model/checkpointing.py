@@ -1,13 +1,13 @@
 """Activation checkpointing applied to a model from outside, by replacing its list of blocks.
 
-Saving only the inputs of segments of k blocks leaves N/k inputs of s bytes, plus the activations a
-of the k blocks that are recomputed while backward goes through a segment, for the time of one more
-forward pass. (N/k) s + k a is smallest at k = sqrt(N s / a). The well-known sqrt(N) is the case a =
-s; in a Transformer with plain attention a is tens of times s. And where gradients outweigh inputs,
-the peak is at the end of backward, when the other inputs are freed: then k = 1 is best.
+With N blocks in segments of k, only the N/k segment inputs (s bytes each) are saved; backward
+recomputes one segment at a time and holds the activations of its k blocks (a bytes each). The price
+is one more forward pass. (N/k) s + k a is smallest at k = sqrt(N s / a). The well-known sqrt(N) is
+the case a = s; in a Transformer with plain attention a is tens of times s. Where gradients outweigh
+inputs, the peak is at the end of backward, with all other inputs freed, and k = 1 is best.
 
 `nested` checkpoints halves within halves, down to single blocks. At any time one input per level
-and one block's activations exist, so memory grows with log N, and so does time, because every level
+and one block's activations exist, so memory grows with log N; so does time, because every level
 recomputes its blocks once more. A strategy is a name: `none`, `every-4`, `nested`.
 """
 
@@ -26,7 +26,7 @@ class StrategyError(ValueError):
 
 @dataclass(frozen=True)
 class Strategy:
-    """What is saved for backward."""
+    """Which block inputs are saved for backward."""
 
     kind: str  # none, every or nested
     blocks: int = 0  # blocks per segment, for `every`
@@ -42,7 +42,7 @@ def parse_strategy(name: str) -> Strategy:
 
 
 class Segment(nn.Module):
-    """Blocks, or further segments, of which only the input is saved."""
+    """Consecutive blocks or nested segments; only their first input is saved for backward."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Segment(nn.Module):
 
 
 def segments(blocks: Sequence[nn.Module], strategy: Strategy) -> list[nn.Module]:
-    """What replaces the blocks."""
+    """The modules that replace `blocks` under a strategy."""
     if strategy.kind == "every":
         size = strategy.blocks
         return [Segment(blocks[i : i + size]) for i in range(0, len(blocks), size)]
@@ -81,7 +81,7 @@ def checkpointed(model: nn.Module, strategy: Strategy) -> Iterator[nn.Module]:
 
 
 def _halves(blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Two checkpointed halves, each of which consists of checkpointed halves."""
+    """Two checkpointed halves, each split the same way down to single blocks."""
     if len(blocks) == 1:
         return [Segment(blocks)]
     middle = (len(blocks) + 1) // 2

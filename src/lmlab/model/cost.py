@@ -2,11 +2,11 @@
 
 Matmul FLOPs are counted separately: they run on tensor cores and are nearly all of the arithmetic;
 the rest is bound by memory bandwidth. Utilization (MFU) is computed from matmuls alone. A matmul
-(m, k) x (k, n) is 2 m n k FLOPs, and backward has two for each one in forward.
+(m, k) x (k, n) is 2 m n k FLOPs, and backward has two matmuls for each one in forward.
 
 The convention for causal attention is stated with every number. "full" counts what naive attention
-computes, the whole square of scores. "causal" counts the half that the mask keeps (S^2 / 2, as
-attention benchmarks do), which is what a fused kernel needs.
+computes, the whole S x S square of scores. "causal" counts the half that the mask keeps (S^2 / 2,
+as attention benchmarks do), which is all a fused kernel has to compute.
 
 Everything else is counted by one rule: each add, subtract, multiply, divide, maximum, exponential,
 logarithm or root of one number is one FLOP; copies, casts, comparisons and masking count as zero.
@@ -26,7 +26,7 @@ OPTIMIZER_FLOPS_PER_PARAMETER = 13  # AdamW: both moments 3 + 4, decay 1, denomi
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCount:
-    """Parameters by part of the model, all layers together."""
+    """Parameters by part of the model, summed over layers."""
 
     embedding: int
     attention: int
@@ -71,7 +71,7 @@ class Operation:
     backward: int
     on_scores: bool = False
     """Whether elements are query-key pairs, of which the causal convention counts half."""
-    in_loss: bool = False  # whether it is part of the loss, which mode "forward" leaves out
+    in_loss: bool = False  # part of the loss, which mode "forward" leaves out
 
 
 NON_MATMUL: tuple[Operation, ...] = (
@@ -139,25 +139,25 @@ def check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _norms(shape: ModelShape) -> int:
-    """Two per layer and the final one."""
+    """Number of norms: two per layer and the final one."""
     return 2 * shape.num_layers + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartCost:
-    """One part of attention in a forward pass, all layers together."""
+    """Forward cost of one part of attention, summed over layers."""
 
     flops: int
     bytes: int
 
 
 def attention_parts(shape: ModelShape, *, element_bytes: int) -> dict[str, PartCost]:
-    """The parts of naive attention in a forward pass with tensors of one dtype.
+    """Forward cost of each part of naive attention, with all tensors in one dtype.
 
-    The softmax has 2 d / 5 times less arithmetic than the matmuls around it (26 times at d = 64),
-    yet its operators read and write the whole T x T tensor, and time follows bytes. Bytes are the
-    minimum for an operator running by itself: every operand read once, every result written once.
-    The mask is shared by all heads and counted once.
+    The softmax does 2 d / 5 times less arithmetic than either matmul (26 times at d = 64), yet it
+    reads and writes the whole T x T tensor, and time follows bytes. Bytes are the minimum for an
+    unfused operator: every operand read once, every result written once. The mask is shared by all
+    heads and counted once.
     """
     layers, scores = shape.num_layers, shape.scores
     per_score = {operation.name: operation.forward for operation in NON_MATMUL}

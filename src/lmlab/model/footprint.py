@@ -1,8 +1,8 @@
 """Predicted memory of one step by category, from the model's shape alone. No torch.
 
-Weights, gradients and AdamW's two moments depend on the parameters only: 4, 4 and 8 bytes each.
-Activations (`activations`) live from forward to backward. The peak is found in `peak`. All of it
-counts tensors: rounding by the allocator and library workspaces (tens of MiB) are extra.
+Weights, gradients and AdamW's two moments take 4, 4 and 8 bytes per parameter. Activations
+(`activations`) live from forward to backward. The peak is computed in `peak`. Only tensors are
+counted: allocator rounding and library workspaces (tens of MiB) come on top.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lmlab.model.shape import ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes of one step by category; `peak` is the most that exists at one time."""
+    """Bytes of one step by category; `peak` is the most allocated at one time."""
 
     parameters: int
     buffers: int

@@ -1,11 +1,11 @@
 """The layers of the model: linear, embedding, RMSNorm, SwiGLU and rotary embedding, without biases.
 
-Weights are initialized on their device. A GPU fills 2.7 billion numbers in a second; doing it on
-the host and copying takes minutes, for every point of the study.
+Weights are initialized on their device. A GPU fills 2.7 billion numbers in a second; initializing
+on the host and copying takes minutes, for every point of the study.
 
 The layers are written for autocast. Matmuls use `F.linear`, which autocast runs in 16 bit with a
-cached 16-bit copy of each weight. RMSNorm casts to fp32 itself, because autocast's list of fp32
-operations differs between CPU and GPU: a mean of squares loses digits in bf16, overflows in fp16.
+cached 16-bit copy of each weight. A mean of squares loses digits in bf16 and overflows in fp16, and
+autocast's list of fp32 operations differs between CPU and GPU, so RMSNorm casts to fp32 itself.
 """
 
 import math
@@ -19,7 +19,7 @@ CUTOFF_IN_STDS = 3.0  # initial weights are truncated at this many standard devi
 
 
 class Factory(TypedDict, total=False):
-    """Where and in which type a layer creates its tensors."""
+    """Device and dtype in which a layer creates its tensors."""
 
     device: torch.device | str | None
     dtype: torch.dtype | None
@@ -32,7 +32,7 @@ def truncated_normal_(weight: Tensor, std: float) -> None:
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for statistics over numbers of `dtype`: fp32, or fp64 for fp64."""
+    """The dtype for statistics of `dtype` tensors: fp32, or fp64 for fp64."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -3,11 +3,11 @@
 The logits are the largest tensor of the model (tokens x vocabulary), and a straightforward loss
 makes five copies of them: fp32 cast, log-probabilities, exponentials, gradients. But the gradient,
 softmax(logits) - onehot(target), needs only the logits, which exist already, and two numbers per
-token. So the backward pass is written by hand: it saves the logits in their own dtype and the
-maximum and sum of exponentials of each row, and works in place in one buffer.
+token. So backward is written by hand: forward saves the logits in their own dtype and each row's
+maximum and sum of exponentials, and both passes work in place in one buffer.
 
-Subtracting the maximum prevents overflow. It is never added back: near 10,000, fp32 has three
-decimals left. Under autocast the arithmetic is fp32 too: a bf16 logit of 20 has steps of 1/8.
+Subtracting the maximum prevents overflow. It is never added back, because near 10,000 fp32 has only
+three decimals left. Under autocast the arithmetic is fp32 too: near 20, bf16 steps are 1/8.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
 """Predicted peak memory of a step: the stage at which it occurs and what it consists of. No torch.
 
-Memory is highest at one of a few known stages of a step; between layers it changes linearly, so
-only the first and the last layer count. Each stage is given with its bytes by category, to show
-where a measurement differs from the prediction. A forward pass that keeps its graph is a separate
-mode, because published peaks of a forward pass mean that. It peaks either at the loss, or in the
-last layer's attention, where the scores exist two or three times.
+Memory is highest at one of a few known stages of a step; it changes linearly from layer to layer,
+so only the first and the last matter. Each stage lists its bytes by category, to show where a
+measurement differs from the prediction. A forward pass that keeps its graph is a separate mode,
+because that is what published forward peaks refer to. It peaks either at the loss, or in the last
+layer's attention, where the scores exist two or three times.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ TOKEN_ID = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Bytes that exist at one time, by category."""
+    """Bytes allocated at one time, by category."""
 
     parameters: int = 0
     gradients: int = 0
@@ -48,7 +48,7 @@ class Parts:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def plus(self, **more: int) -> "Parts":
-        """The same with more, or less, in some categories."""
+        """A copy with bytes added to (or, if negative, removed from) some categories."""
         return replace(self, **{name: getattr(self, name) + value for name, value in more.items()})
 
 
@@ -70,7 +70,7 @@ def predicted_peak(
 
 
 def highest(stages: Iterable[Stage]) -> Stage:
-    """The stage with the most bytes, the first if several have."""
+    """The stage with the most bytes; ties go to the first."""
     return max(stages, key=lambda stage: stage.parts.total)
 
 
@@ -87,7 +87,7 @@ def _stages(shape: ModelShape, widths: Widths, mode: PeakMode) -> Iterator[Stage
 
 
 def base_parts(shape: ModelShape, mode: PeakMode) -> Parts:
-    """What exists throughout the step."""
+    """Memory held throughout the step."""
     parameters = FP32 * parameter_count(shape).total
     return Parts(
         parameters=parameters,
@@ -120,7 +120,7 @@ def optimizer_stage(shape: ModelShape, base: Parts) -> Stage:
 
 
 def _graph_stages(shape: ModelShape, widths: Widths, base: Parts) -> Iterator[Stage]:
-    """A forward pass that keeps its graph: attention of the last layer, and the loss."""
+    """Stages of a forward pass that keeps its graph: last layer's attention, then the loss."""
     count = parameter_count(shape)
     blocks = base.plus(
         activations=shape.num_layers * saved_block(shape, widths),
@@ -131,7 +131,7 @@ def _graph_stages(shape: ModelShape, widths: Widths, base: Parts) -> Iterator[St
 
 
 def loss_stage(shape: ModelShape, widths: Widths, blocks: Parts) -> Stage:
-    """The end of forward, given what the blocks have left: one buffer as large as the logits."""
+    """The loss, at the end of forward; `blocks` is the memory held after the blocks."""
     parts = blocks.plus(
         activations=saved_head(shape, widths),
         weight_copies=widths.weight_copy * parameter_count(shape).head,
@@ -147,7 +147,7 @@ def _loss_workspace(widths: Widths) -> int:
 
 
 def attention_stages(shape: ModelShape, widths: Widths, after: Parts) -> Iterator[Stage]:
-    """The two highest stages of a block's attention, given what exists after the block."""
+    """The two highest stages of a block's attention, from the memory held after the block."""
     output = widths.matmul * shape.tokens * shape.d_model
     later_weights = 3 * shape.d_model * shape.d_ff + shape.d_model**2
     here = after.plus(
@@ -222,14 +222,14 @@ def block_stages(shape: ModelShape, widths: Widths, left: Parts) -> Iterator[Sta
 
 
 def embedding_stage(shape: ModelShape, base: Parts) -> Stage:
-    """The end of backward: all gradients, and that of the residual stream."""
+    """The end of backward: all parameter gradients, plus the residual stream's."""
     gradients = FP32 * parameter_count(shape).total
     parts = base.plus(gradients=gradients, workspace=FP32 * shape.tokens * shape.d_model)
     return Stage("backward", "embedding", parts)
 
 
 def _inference_stages(shape: ModelShape, widths: Widths, base: Parts) -> Iterator[Stage]:
-    """Without a graph a tensor lives as long as it is referenced: the last layer, then the head."""
+    """Without a graph, tensors are freed once unreferenced: the last layer, then the head."""
     count = parameter_count(shape)
     stream = shape.tokens * shape.d_model
     matrix = shape.d_model * shape.d_ff

@@ -18,7 +18,7 @@ def check_positive_integers(**values: object) -> None:
 
 
 def check_heads(d_model: int, num_heads: int) -> None:
-    """Heads divide d_model evenly, into an even number of features each, as RoPE needs."""
+    """Raise unless d_model splits evenly into heads of even size, which RoPE needs."""
     if d_model % num_heads:
         raise ShapeError(f"num_heads: {num_heads} does not divide d_model, which is {d_model}")
     if (d_model // num_heads) % 2:

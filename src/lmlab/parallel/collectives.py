@@ -1,13 +1,13 @@
-"""Asynchronous collectives with one interface for NCCL and gloo.
+"""Asynchronous collectives behind one interface for NCCL and gloo.
 
 Each function starts a collective and returns a `Pending`. Its tensors must not be read or written
 until `wait` returns. With NCCL, `wait` does not block the host: it makes the current stream wait
 for the communication stream. With gloo it blocks the calling thread.
 
 NCCL divides and then sums; gloo sums and then divides. With two ranks the division is exact, so the
-result is bitwise that of one process that sums both halves of a batch. When gloo communicates GPU
-tensors, the GPU divides, because the host cores are busy with messages. Gloo has no reduce-scatter:
-torch emulates it with an all-reduce, at twice the bytes.
+result is bitwise identical to one process summing both halves of a batch. When gloo communicates
+GPU tensors, the GPU divides, because the host cores are busy with messages. Gloo has no
+reduce-scatter: torch emulates it with an all-reduce, at twice the bytes.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Pending:
     """What `result` has yet to be divided by."""
 
     def wait(self) -> Tensor:
-        """The result, ready for what the current stream (or thread) does next."""
+        """Wait for the result; it is safe to use on the current stream (or thread) afterwards."""
         self.work.wait()
         self.source = None
         if self.divisor != 1:
@@ -66,13 +66,13 @@ def start_broadcast(buffer: Tensor, source: int) -> Pending:
 
 
 def _mean(tensor: Tensor) -> tuple[dist.ReduceOp.RedOpType, int]:
-    """The reduction to request, and what to divide its result by, to get a mean."""
+    """The reduction to request, and the divisor its result still needs to become a mean."""
     if tensor.is_cuda and dist.get_backend() == "gloo":
         return dist.ReduceOp.SUM, dist.get_world_size()
     return dist.ReduceOp.AVG, 1
 
 
 def _either(new: str, old: str) -> Callable[..., Any]:
-    """Torch 2.13 renamed the single-tensor collectives and warns about the old names."""
+    """A single-tensor collective; torch 2.13 renamed them and warns about the old names."""
     function: Callable[..., Any] = getattr(dist, new if hasattr(dist, new) else old)
     return function

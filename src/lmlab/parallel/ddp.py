@@ -5,23 +5,23 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-The constructor copies the parameters and buffers of rank 0 to all ranks. Equal gradients then keep
-the ranks equal, so a step only has to average gradients. Which parameters are frozen is determined
-in the constructor.
+The constructor broadcasts parameters and buffers from rank 0. Equal gradients then keep the ranks
+equal, so a step only has to average gradients. Which parameters are frozen is also fixed in the
+constructor.
 
 `NaiveDDP` sends one message per parameter after backward, `FlatDDP` one in total (one per dtype).
-Both send the same bytes, so the difference between them is what the latency of many messages costs.
+Both send the same bytes, so their difference in time is the latency of the extra messages.
 
 `OverlappedDDP` and `BucketedDDP` send while backward still runs. Backward reaches the last layers
 first, so their gradients can be sent while the others are computed. One message per parameter
-starts earliest but pays a latency each; larger buckets pay fewer latencies and start later. The
+starts earliest but pays one latency each; larger buckets pay fewer latencies but start later. The
 last bucket, complete only when backward ends, is never hidden.
 
 All ranks must send the same messages in the same order, although they may differ in which
 parameters have gradients. So buckets are sent strictly in reverse parameter order. An incomplete
-bucket holds back those after it until backward ends; then all are sent, with zeros for what is
-missing. Every backward sends each bucket exactly once on every rank. If another backward starts
-while a bucket is in flight, a hook waits for the bucket just before autograd accumulates into it.
+bucket holds back all later ones until backward ends; then all are sent, with zeros for missing
+gradients. Every backward sends each bucket exactly once on every rank. If another backward starts
+while a bucket is in flight, a hook waits for it just before autograd accumulates into the bucket.
 
 Averaging twice is harmless: a mean that is equal on all ranks is its own mean. A second backward in
 a step adds local gradients to averaged ones, and the mean of that sum is the sum of both means.
@@ -41,7 +41,7 @@ BYTES_PER_MB = 2**20
 
 
 class DataParallel(nn.Module):
-    """A module whose gradients are averaged over ranks, bucket by bucket of about `limit_bytes`."""
+    """A module whose gradients are averaged over ranks in buckets of about `limit_bytes`."""
 
     def __init__(self, module: nn.Module, limit_bytes: float) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class DataParallel(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:  # type: ignore[override]
-        """Load into the wrapped module; every rank must load the same. Not by assignment, which
-        would replace parameters that hooks and buffers refer to."""
+        """Load into the wrapped module; every rank must load the same. There is no `assign`, which
+        would replace parameters that hooks and buckets refer to."""
         return self.module.load_state_dict(state_dict, strict=strict)
 
 
@@ -92,7 +92,7 @@ class FlatDDP(DataParallel):
 
 
 class _DuringBackward(DataParallel):
-    """Sends each bucket from the hook of the gradient that completes it."""
+    """Starts each bucket's all-reduce from the hook of the gradient that completes it."""
 
     def __init__(self, module: nn.Module, limit_bytes: float) -> None:
         super().__init__(module, limit_bytes)
@@ -113,7 +113,7 @@ class _DuringBackward(DataParallel):
         self._start_complete()
 
     def _track_backward(self) -> None:
-        """On the first gradient of a backward: reset the counts and register for its end."""
+        """On the first gradient of a backward, reset counts and queue a callback for its end."""
         # An id and not a flag: a backward that raises would leave the flag set.
         backward_id = torch._C._current_graph_task_id()
         if backward_id != self._backward_id:
@@ -137,7 +137,7 @@ class _DuringBackward(DataParallel):
         self._started = len(self.buckets)
 
     def finish_gradient_synchronization(self) -> None:
-        """Wait for messages in flight, and send what no backward has sent."""
+        """Wait for buckets in flight, and send any that no backward has sent."""
         check_still_frozen(self._frozen)
         if self._started < len(self.buckets):
             self._started = 0

@@ -11,29 +11,29 @@ and of its gradient and optimizer state; only one or two blocks are in memory in
 communication: weights are gathered in forward and again in backward, and gradients are
 reduce-scattered: 1.5 times the bytes of data parallelism, overlapped with computation.
 
-Every matrix of a layer that `shards` accepts is sharded: by default any layer without children
-whose `weight` has two or more dimensions. The rest (norms, biases) is small; it is replicated, and
-averaged in one message per dtype.
+In layers that `shards` accepts, every matrix is sharded; by default these are leaf modules whose
+`weight` has two or more dimensions. The rest (norms, biases) is small; it is replicated, and its
+gradients are averaged in one message per dtype.
 
 The matrices of a block share messages, which should be large enough to amortize their latency, and
 small enough that the gather of one block overlaps with the computation of another. By default the
 members of each `nn.ModuleList` are blocks (with nested lists, the innermost), the way `fully_shard`
 is usually applied. Every other matrix is a separate group, as are a tied weight and a layer that is
 in several blocks. A group has one dtype and device, and is trainable or frozen as a whole. If a
-model calls only the layers of a block and never the block, each call gathers all of it: correct but
-slow. Such a model should choose other blocks.
+model calls only the layers of a block and never the block itself, each call gathers the whole
+block: correct but slow, so pass other `blocks` for such a model.
 
-The optimizer sees master weights in the dtype of the given module, usually fp32; `compute_dtype` is
-what is sent and computed with. The inputs and replicated parameters (a bias) of a sharded layer are
-cast to it while the layer runs, differentiably, so that the gradient of an fp32 bias is fp32. Other
-layers, mostly norms, compute in their own dtype, which is better numerically, and return the
+The optimizer sees master weights in the dtype of the given module, usually fp32; communication and
+computation use `compute_dtype`. The inputs and replicated parameters (a bias) of a sharded layer
+are cast to it while the layer runs, differentiably, so that the gradient of an fp32 bias is fp32.
+Other layers, mostly norms, compute in their own dtype, which is better numerically, and return the
 compute dtype. Saved activations are thus in the compute dtype.
 
 Restrictions: a sharded weight must be read in the forward of a module that holds it or of its
-block; one that is read elsewhere (`F.linear(x, other.weight)`) must be excluded with the predicate.
-Freezing is determined in the constructor. All ranks must use the same layers in the same order. No
-rank has all gradients, so a norm to clip by must be summed over ranks. After a backward that raised
-(on all ranks), call `finish_gradient_synchronization` before zeroing gradients.
+block; one that is read elsewhere (`F.linear(x, other.weight)`) must be excluded with `shards`.
+Which parameters are frozen is fixed in the constructor. All ranks must use the same layers in the
+same order. No rank has all gradients, so a norm for clipping must be reduced over ranks. After a
+backward that raised (on all ranks), `finish_gradient_synchronization` must precede `zero_grad`.
 """
 
 from collections import Counter, defaultdict
@@ -56,7 +56,7 @@ Blocks = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 def has_matrix_weight(layer: nn.Module) -> bool:
-    """Linear, embedding and similar layers, by what they hold and not by class."""
+    """Whether a layer is linear, an embedding or similar, judged by its weight, not its class."""
     if isinstance(layer, NonDynamicallyQuantizableLinear):
         return False  # the output projection of nn.MultiheadAttention, which bypasses its forward
     weight = getattr(layer, "weight", None)
@@ -65,7 +65,7 @@ def has_matrix_weight(layer: nn.Module) -> bool:
 
 
 def module_list_members(module: nn.Module) -> Iterator[nn.Module]:
-    """The members of every ModuleList; of a ModuleDict in a list, its values."""
+    """The members of every ModuleList; a ModuleDict in a list is replaced by its values."""
     for layer in module.modules():
         if isinstance(layer, nn.ModuleList):
             for member in layer:
@@ -115,7 +115,7 @@ class FSDP(nn.Module):
         return {name: sharded[parameter] for name, parameter in named if parameter in sharded}
 
     def _replicate_rest(self) -> list[Bucket]:
-        """Buckets for what is trainable and not sharded, one per dtype."""
+        """Buckets for trainable parameters that are not sharded, one per dtype."""
         shards = {param.shard for param in self.sharded_params}
         rest = [p for p in self.module.parameters() if p.requires_grad and p not in shards]
         buckets = [Bucket(run) for run in coalesce(rest, float("inf"))]
@@ -138,7 +138,7 @@ class FSDP(nn.Module):
             bucket.wait()
 
     def gather_full_parameters(self) -> dict[str, Tensor]:
-        """Full parameters by their name in the wrapped module; ranks call this together."""
+        """Full parameters by their name in the wrapped module; all ranks must call this."""
         return {
             name: self._param_by_name[name].gather()
             if name in self._param_by_name
@@ -147,7 +147,7 @@ class FSDP(nn.Module):
         }
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The unsharded state dict of the wrapped module; ranks call this together."""
+        """The unsharded state dict of the wrapped module; all ranks must call this."""
         state = self.module.state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", "")
         full = {param: param.gather() for param in self.sharded_params}
@@ -155,7 +155,7 @@ class FSDP(nn.Module):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:  # type: ignore[override]
-        """Load an unsharded state dict; not by assignment, which would replace the shards."""
+        """Load an unsharded state dict. There is no `assign`, which would replace the shards."""
         own = dict(state_dict)
         for name, param in self._param_by_name.items():
             if name in own:
@@ -176,7 +176,7 @@ def chosen_matrices(module: nn.Module, predicate: Predicate) -> set[nn.Parameter
 def group_by_block(
     module: nn.Module, params: Sequence[FSDPParam], blocks: Blocks
 ) -> list[FSDPGroup]:
-    """Groups in the order of their first matrix."""
+    """Group matrices by block, in the order of each group's first matrix."""
     block_of = _innermost_blocks(module, blocks)
     by_key: dict[Hashable, list[FSDPParam]] = defaultdict(list)
     for param in params:
@@ -200,7 +200,7 @@ def group_by_block(
 
 
 def _innermost_blocks(module: nn.Module, choose: Blocks) -> dict[nn.Module, nn.Module]:
-    """The block of each layer that is in exactly one."""
+    """Map each layer that is in exactly one block to that block, the innermost if nested."""
     chosen = set(choose(module))
     unknown = chosen - set(module.modules())
     if unknown:

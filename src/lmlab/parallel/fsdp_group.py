@@ -1,25 +1,25 @@
 """Sharded matrices, and groups of them that are communicated together.
 
 Each rank keeps some rows of a matrix as a parameter (`shard`, what the optimizer sees). For
-communication, shards are padded to the same number of rows; concatenated in rank order they are the
-matrix. Autograd saves the weight that a layer computed with, and so would keep every gathered
-matrix alive from forward to backward. Therefore the full matrix is a single tensor (`full`, the
-leaf that autograd knows) whose storage is resized to zero after use and refilled before backward
-reaches the layer. It is written through an alias (`padded`, which includes the padding) with its
-own version counter; otherwise autograd would report an in-place modification.
+communication, shards are padded to the same number of rows and concatenate to the matrix in rank
+order. Autograd saves the weight that a layer computed with, and so would keep every gathered matrix
+alive from forward to backward. Therefore the full matrix is a single tensor (`full`, the leaf that
+autograd knows) whose storage is resized to zero after use and refilled before backward reaches the
+layer. It is written through an alias (`padded`, which includes the padding) with its own version
+counter; otherwise autograd would report an in-place modification.
 
-Sent matrix by matrix, a Transformer mostly waits for latencies. Matrices that are used soon after
-each other therefore share messages:
+With one message per matrix, a Transformer would mostly wait on latency, so matrices that are used
+close together share messages:
 
-    gather           shards are packed into one message; each matrix is then copied out of what
-                     arrives, where its rows are interleaved with those of the others
+    gather           shards are packed into one message; each matrix is then copied out of the
+                     receive buffer, where the shards of all matrices are interleaved by rank
     reduce-scatter   gradients are packed by destination rank; a rank receives its rows of each
 
 A group of one matrix is sent and received in place, without copies.
 
-`Pending.wait` orders the current stream after the backend's, so a copy enqueued next reads what has
-arrived, and the receive buffer can be freed once the copy is enqueued. The matrices get their
-memory only then, so a group in flight is in memory once.
+`Pending.wait` orders the current stream after the backend's, so a copy enqueued next reads the
+received data, and the receive buffer can be freed once the copy is enqueued. The full matrices are
+allocated only then, so a group in flight is in memory once.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ Location = tuple[nn.Module, str]
 
 
 class FSDPParam:
-    """A parameter in two forms, sharded and full, one of which is installed in the modules."""
+    """A parameter in two forms, shard and full; modules hold one of them at a time."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class FSDPParam:
         self.install(self.shard)
 
     def shard_of(self, full: Tensor) -> Tensor:
-        """The rows of this rank; none if there are fewer rows than ranks."""
+        """This rank's rows; the last ranks may get fewer, or none."""
         first = dist.get_rank() * self._rows
         return full[first : first + self._rows]
 
@@ -81,7 +81,7 @@ class FSDPParam:
             module._parameters[attribute] = parameter
 
     def padded_shard(self, dtype: torch.dtype) -> Tensor:
-        """The shard as it is sent."""
+        """The shard in `dtype`, contiguous and padded for sending."""
         shard = self.shard.detach()
         if shard.shape[0] == self._rows:
             return shard.to(dtype).contiguous()
@@ -102,18 +102,18 @@ class FSDPParam:
         return padded
 
     def without_padding(self, padded_shard: Tensor) -> Tensor:
-        """The rows of this rank's shard in what it has received."""
+        """This rank's actual rows in a padded shard."""
         return padded_shard.view(self._rows, *self.shape[1:])[: self.shard.shape[0]]
 
     @torch.no_grad()
     def gather(self) -> Tensor:
-        """A full copy in the dtype of the shards; ranks call this together."""
+        """A full copy in the dtype of the shards; all ranks must call this."""
         full = self._empty(self.shard.dtype)
         start_all_gather(full, self.padded_shard(self.shard.dtype)).wait()
         return full[: self.shape[0]]
 
     def check_unchanged(self) -> None:
-        """Moving a module gives its parameters other memory, or replaces them."""
+        """Raise if the module was moved after sharding, or its parameter replaced."""
         module, attribute = self.locations[0]
         current = module._parameters[attribute]
         if current is not self.shard or current.device != self.padded.device:
@@ -164,7 +164,7 @@ class FSDPGroup:
         return [param for param in self.params if param.full.grad is not None]
 
     def copy_if_view(self, module: nn.Module, output: Tensor) -> Tensor:
-        """An output, copied if it is a view of a full matrix, which will be freed."""
+        """Clone an output if it is a view of a full matrix, which will be freed."""
         own = {p.padded.untyped_storage().data_ptr() for p in self._params_of[module]}
         return output.clone() if output.untyped_storage().data_ptr() in own else output
 
@@ -201,7 +201,7 @@ class FSDPGroup:
         self.installed = False
 
     def free(self) -> None:
-        """Install the shards and free the full matrices; waits if they are being written to."""
+        """Install the shards and free the full matrices, after waiting for a gather in flight."""
         if not self.gathered:
             return
         if self._gathering is not None:
@@ -227,7 +227,7 @@ class FSDPGroup:
         """Add mean gradients in flight, if any, to the gradients of the shards."""
         if self._reducing is None:
             return
-        # One cast for all. The gradient of a shard is a view of the result, not a copy.
+        # One cast for the whole message; each shard's gradient is a view of the result.
         mean = self._reducing.wait().to(self.params[0].shard.dtype)
         self._reducing = None
         pieces = mean.split([param.padded_shard_size for param in self._sent])
@@ -236,7 +236,7 @@ class FSDPGroup:
             param.shard.grad = own if param.shard.grad is None else param.shard.grad.add_(own)
 
     def _packed_shards(self) -> Tensor:
-        """What this rank sends: its shards in the compute dtype."""
+        """This rank's shards, in the compute dtype, packed into one message."""
         packed = self.params[0].padded.new_empty(sum(self._sizes))
         pieces = zip(self.params, packed.split(self._sizes), strict=True)
         targets = [param.without_padding(piece) for param, piece in pieces]

@@ -1,21 +1,21 @@
-"""When FSDP gathers and frees weights and reduces gradients: its hooks into a training step.
+"""When FSDP gathers and frees weights and reduces gradients, driven by hooks in a training step.
 
     forward of a group     gathered, and the next group's gather started; freed afterwards
     backward of a group    gathered again, and the previous group's gather started; freed when its
                            gradients are ready, and their reduce-scatter started
 
-Hooks are on a block and on its layers: whichever is called first triggers the gather, and the
+A block and its layers all have hooks: whichever is called first triggers the gather, and the
 weights stay until the outermost module is done.
 
-The next gather is started before the current one is waited for, because with gloo waiting blocks
-the host. One group ahead keeps the link busy; more would take memory. The last group of forward is
-the first of backward and stays gathered in between.
+The next gather is started before waiting for the current one, because with gloo waiting blocks the
+host. Gathering one group ahead keeps the link busy; more would take memory. The last group of
+forward is the first of backward and stays gathered in between.
 
 A hook on a module's output runs just before the module's backward; the post-accumulate hook of a
 weight runs when all its uses have been differentiated. When the last gradient of a group is ready,
 all are sent together. Some gradients never come (frozen weights, unused layers), others come late
-(an embedding tied to the head), so when the gradient of the group's input is ready, what is there
-is sent and the weights are freed.
+(an embedding tied to the head), so once the gradient of the group's input is ready, the gradients
+available are sent and the weights are freed.
 
 A forward that runs during backward is a recomputation by activation checkpointing. Its layers are
 differentiated next, so their weights stay. It runs forward from a known position up to the layer
@@ -34,11 +34,11 @@ from lmlab.parallel.hooks import differentiable_tensors, in_backward, weak_hook
 
 
 class ExecutionOrder:
-    """Uses of groups, by index, in the current forward and in the previous one.
+    """Groups in order of use, by index, in the current and the previous forward.
 
     A step almost always runs layers in the order of the previous step, so the order of one forward
     predicts the next, and in reverse it predicts backward. A wrong prediction costs an unneeded
-    gather, never a wrong result. Once a forward deviates from the prediction, nothing is predicted.
+    gather, never a wrong result. Where a forward deviates from the prediction, none is made.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class ExecutionOrder:
         self._position = 0
 
     def begin_forward(self) -> None:
-        """The order seen so far becomes the expected one."""
+        """Make the order of the previous forward the expected one."""
         self._expected, self._seen = self._seen or self._expected, []
         self._position = 0
 
@@ -61,7 +61,7 @@ class ExecutionOrder:
         return self._expected[here + 1 : here + 2]
 
     def is_last(self, group: int) -> bool:
-        """Whether the latest use is expected to end forward, so that backward begins with it."""
+        """Whether this use is expected to be the last of forward, where backward begins."""
         return self._seen[-1:] == [group] and self._seen == self._expected
 
     def backward(self, group: int) -> list[int]:
@@ -108,7 +108,7 @@ class Scheduler:
                 )
 
     def begin_forward(self) -> None:
-        """Free what an earlier forward gathered and did not use: the weights may have changed."""
+        """Free weights that an earlier forward gathered but did not use: they may be stale."""
         if not in_backward():
             self._order.begin_forward()
             self.free_idle()
@@ -154,7 +154,7 @@ class Scheduler:
         return output
 
     def _leave_forward(self, index: int, inputs: list[Tensor], has_backward: bool) -> None:
-        """The outermost module that uses a group is done."""
+        """Called when the outermost module that uses a group is done."""
         group = self.groups[index]
         if not group.trainable or group.tied or len(group.params) > 1:
             for tensor in inputs:  # to know when their gradients are ready
@@ -181,8 +181,8 @@ class Scheduler:
         # Otherwise all have been sent, or they come later, from an earlier use of the block.
 
     def _at_end_of_backward(self, index: int, gradient: Tensor) -> None:
-        # A leaf's gradient may be ready before those of weights. Backward does not continue below
-        # a leaf, so nothing is lost by waiting for its end.
+        # A leaf's gradient may be ready before the weights' gradients. Backward does not continue
+        # past a leaf, so waiting for the end of backward costs nothing.
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(partial(self._after_backward, index, gradient))
 
@@ -192,7 +192,7 @@ class Scheduler:
             self._reduce(group)
 
     def _reduce(self, group: FSDPGroup) -> None:
-        """Free the weights, whose gradients are ready, and send the gradients."""
+        """Free the weights and start reducing their gradients; finishes the previous reduction."""
         group.free()
         group.start_reduce()
         if self._reducing not in (None, group):
@@ -200,7 +200,7 @@ class Scheduler:
         self._reducing = group
 
     def _gather(self, group: FSDPGroup, ahead: list[int]) -> None:
-        """Install the full weights; the gather of the group ahead is started before waiting."""
+        """Install the full weights, after starting the gather of the group ahead."""
         group.start_gather()
         for index in ahead:
             self.groups[index].start_gather()

@@ -1,7 +1,7 @@
-"""Hooks that do not keep their object alive.
+"""Hooks that do not keep their target alive.
 
 Parameters and modules keep hooks for life. A hook with a strong reference to a wrapper would keep
-it and its buffers in memory, and active next to a second wrapper around the same module.
+the wrapper and its buffers alive, and active alongside a second wrapper of the same module.
 """
 
 import weakref
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def weak_hook(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """A bound method as a hook, called with `first` before the hook's own arguments."""
+    """A hook that calls a bound method, with `first` before the hook's own arguments."""
     reference = weakref.WeakMethod(method)
 
     def hook(*args: Any) -> Any:

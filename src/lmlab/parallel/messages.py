@@ -1,21 +1,21 @@
 """Many tensors in few messages.
 
-A message costs a latency plus its bytes over the bandwidth. A norm weight of 4 kB is all latency,
+A message costs its latency plus its bytes over the bandwidth. A norm weight of 4 kB is all latency,
 and a model has hundreds of them, so tensors of one dtype are packed into a flat buffer and sent
 together.
 
-Parameters are broadcast in messages of limited size, of which few are in flight; otherwise
-broadcasting a model would take the memory of a second one.
+Parameters are broadcast in messages of limited size, few of them in flight at a time; otherwise
+broadcasting a model would need memory for a second copy.
 
-Gradients stay in their buffer, a `Bucket`: each parameter's `.grad` is a view into it, so the
-message needs no packing and gradients are in memory once. Autograd accumulates into an existing
-view in place. After `zero_grad(set_to_none=True)` it creates a new tensor; a hook copies that into
-the buffer at once and restores the view.
+Gradients live in their buffer, a `Bucket`: each parameter's `.grad` is a view into it, so messages
+need no packing and gradients are in memory once. Autograd accumulates into an existing view in
+place. After `zero_grad(set_to_none=True)` it creates a new tensor; a hook immediately copies that
+into the buffer and restores the view.
 
-A parameter without a gradient here may have one on another rank, and then counts as zeros. If no
-rank has one, `.grad` must stay None, because an optimizer would decay a parameter whose gradient is
-zero. So the buffer ends in one flag per parameter, whose mean is zero only if no rank has a
-gradient. Reading flags synchronizes the host with the GPU, so only ranks without a gradient do it.
+A parameter without a gradient here may have one on another rank; this rank then contributes zeros.
+If no rank has one, `.grad` must stay None, because an optimizer would decay a parameter whose
+gradient is zero. So the buffer ends in one flag per parameter, whose mean is zero only if no rank
+has a gradient. Reading flags synchronizes host and GPU, so only ranks missing a gradient do it.
 """
 
 from collections import defaultdict, deque
@@ -38,7 +38,7 @@ T = TypeVar("T", bound=Tensor)
 def coalesce(tensors: Iterable[T], limit_bytes: float = MESSAGE_BYTES) -> list[list[T]]:
     """Split tensors into messages of one dtype and device of at most `limit_bytes` each.
 
-    Order is preserved within a dtype. A tensor larger than the limit is a message by itself.
+    Order is preserved within a dtype and device. A tensor over the limit gets its own message.
     """
     messages: list[list[T]] = []
     for kind in by_dtype_and_device(tensors):
@@ -53,10 +53,10 @@ def coalesce(tensors: Iterable[T], limit_bytes: float = MESSAGE_BYTES) -> list[l
 
 
 def in_buckets(parameters: Sequence[nn.Parameter], limit_bytes: float) -> list[list[nn.Parameter]]:
-    """Split parameters, last to first, into buckets in the order in which they are completed.
+    """Split parameters, last to first, into buckets in the order in which backward completes them.
 
-    As in torch's DistributedDataParallel, a bucket is closed by the parameter with which it reaches
-    the limit, so it may exceed the limit by less than one parameter.
+    As in torch's DistributedDataParallel, a bucket is closed by the parameter that reaches the
+    limit, so it may exceed the limit by less than one parameter.
     """
     backwards = list(reversed(parameters))
     buckets: list[list[nn.Parameter]] = []
@@ -73,7 +73,7 @@ def in_buckets(parameters: Sequence[nn.Parameter], limit_bytes: float) -> list[l
 
 
 def by_dtype_and_device(tensors: Iterable[T]) -> list[list[T]]:
-    """Tensors that can share a buffer, in order."""
+    """Group tensors that can share a buffer, preserving their order."""
     kinds: dict[tuple[torch.dtype, torch.device], list[T]] = defaultdict(list)
     for tensor in tensors:
         kinds[tensor.dtype, tensor.device].append(tensor)
@@ -81,7 +81,7 @@ def by_dtype_and_device(tensors: Iterable[T]) -> list[list[T]]:
 
 
 def broadcast_coalesced(messages: Iterable[tuple[Sequence[Tensor], int]]) -> None:
-    """Broadcast messages, each given as its tensors and its source rank; all ranks call this."""
+    """Broadcast messages, each a pair of tensors and source rank; all ranks must call this."""
     in_flight: deque[Callable[[], object]] = deque()
     for tensors, source in messages:
         in_flight.append(_start_message(tensors, source))
@@ -97,7 +97,7 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor]) -> None:
 
 
 def _start_message(tensors: Sequence[Tensor], source: int) -> Callable[[], object]:
-    """Start a broadcast, without a copy if it is one tensor; returns what completes it."""
+    """Start a broadcast, in place for one contiguous tensor; returns a function to finish it."""
     tensors = [tensor.detach() for tensor in tensors]
     if len(tensors) == 1 and tensors[0].is_contiguous():
         return start_broadcast(tensors[0], source).wait
@@ -118,7 +118,7 @@ def _start_message(tensors: Sequence[Tensor], source: int) -> Callable[[], objec
 
 
 def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:
-    """A parameter unfrozen after wrapping is in no message, so ranks would diverge."""
+    """Raise if a parameter was unfrozen after wrapping: it is never sent, so ranks diverge."""
     if any(parameter.requires_grad for parameter in frozen):
         raise ValueError(
             "requires_grad must be set before wrapping, got True on a parameter that was frozen"
@@ -126,7 +126,7 @@ def check_still_frozen(frozen: Iterable[nn.Parameter]) -> None:
 
 
 def check_dense(gradient: Tensor) -> None:
-    """Flat buffers hold dense gradients only."""
+    """Raise for a sparse gradient, which a flat buffer cannot hold."""
     if gradient.is_sparse:
         raise ValueError(
             f"gradient must be dense, got a sparse one of shape {tuple(gradient.shape)};"

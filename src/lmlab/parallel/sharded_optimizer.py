@@ -8,13 +8,13 @@ per step, many of them in one message.
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
 Parameters are not split, because an optimizer may treat them as matrices, so assigning them is bin
-packing. Largest first, each to the rank with the least so far, is within 4/3 of the optimum, and
-close to it for a Transformer with its dozens of parameters of equal size. The result depends on
-sizes and order only, so all ranks compute the same one without communication.
+packing. Assigning the largest first, each to the least loaded rank, is within 4/3 of the optimum,
+and close to it for a Transformer with its dozens of parameters of equal size. The result depends
+only on sizes and order, so all ranks compute the same one without communication.
 
 The wrapped optimizer has all parameters, so that `zero_grad`, schedulers and gradient scalers work
-as usual. In a step the gradients of what other ranks own are hidden from it: an optimizer skips a
-parameter without a gradient, and creates no state for it. Gradients must be equal on all ranks.
+as usual. During a step, gradients of other ranks' parameters are hidden from it: an optimizer skips
+a parameter without a gradient, and creates no state for it. Gradients must be equal on all ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +32,7 @@ from lmlab.parallel.messages import broadcast_coalesced, coalesce
 
 
 class Ownership:
-    """The rank that owns each parameter; all have about the same number of bytes."""
+    """The rank that owns each parameter, balanced by bytes."""
 
     def __init__(self, world_size: int) -> None:
         self.owner: dict[Tensor, int] = {}
@@ -68,12 +68,12 @@ class ShardedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, and assign its parameters to ranks."""
         if any(param_group is known for known in self.optimizer.param_groups):
-            return  # the constructor's, whose parameters it assigns all at once
+            return  # added by the constructor, which assigns all parameters at once
         self.optimizer.add_param_group(param_group)
         self.ownership.add(param_group["params"])
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
-        """Update this rank's parameters and exchange; settings go to the wrapped optimizer."""
+        """Update this rank's parameters and broadcast; `kwargs` go to the wrapped optimizer."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -91,10 +91,10 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dict of the unsharded optimizer, in host memory; ranks call this together.
+        """The state dict of the unsharded optimizer, in host memory; all ranks must call this.
 
-        It can be loaded with any number of ranks, or into the unsharded optimizer. Owners send the
-        state of one parameter at a time, because NCCL sends pickled objects from device memory.
+        It can be loaded with any number of ranks, or into the unsharded optimizer. Owners send one
+        parameter's state at a time, because NCCL sends pickled objects from device memory.
         """
         local = super().state_dict()
         states = {}
@@ -125,7 +125,7 @@ class ShardedOptimizer(Optimizer):
         return [p for p in self._parameters() if self.ownership.owner[p] != self.rank]
 
     def _messages(self) -> Iterator[tuple[list[Tensor], int]]:
-        """What is sent after a step, alternating between owners to use all links at once."""
+        """The broadcasts after a step, alternating between owners to use all links at once."""
         ranks = range(dist.get_world_size())
         if len(ranks) == 1:
             return

@@ -1,10 +1,10 @@
-"""How large a batch must be, or how few the devices, for computing to outlast communication.
+"""The smallest batch, or the most devices, for which computation hides communication.
 
-One feed-forward block of m matrices of D x F (two linear layers, or the three of SwiGLU) with
-2-byte weights and activations, a batch of B tokens, and N devices with C FLOP/s and W bytes/s over
-one axis of their network (M W over M axes). Backward computes twice what forward does: a gradient
-of the input and one of the weights per matrix. What each device sends in each pass, with an
-all-gather or reduce-scatter of S bytes counted as S and an all-reduce as 2 S:
+The model is one feed-forward block of m matrices of D x F (two linear layers, or the three of
+SwiGLU) with 2-byte weights and activations, a batch of B tokens, and N devices with C FLOP/s and
+W bytes/s over one network axis (M W over M axes). Backward computes twice what forward does: per
+matrix, gradients of its input and its weights. Each device sends (an all-gather or reduce-scatter
+of S bytes counts as S, an all-reduce as 2 S):
 
                         forward                     backward
     compute             2 m B D F FLOPs             4 m B D F FLOPs
@@ -12,15 +12,15 @@ all-gather or reduce-scatter of S bytes counted as S and an all-reduce as 2 S:
     FSDP                gather weights, 2 m D F     gather and reduce-scatter, 4 m D F
     tensor parallel     all-reduce output, 4 B D    all-reduce of the input's gradient, 4 B D
 
-A message hides behind the computation while FLOPs / (N C) >= bytes / W, which gives one bound for
-every scheme: N <= FLOPs / (bytes * intensity), with the intensity C / W in FLOPs per byte. For data
-parallelism and FSDP that is B / N >= intensity, in both passes; for tensor parallelism
-N <= m F / (2 intensity) forward, and twice that backward, whatever the batch.
+A message is hidden while FLOPs / (N C) >= bytes / W, which gives one bound for every scheme:
+N <= FLOPs / (bytes * intensity), with the intensity C / W in FLOPs per byte. For data parallelism
+and FSDP that is B / N >= intensity, in both passes; for tensor parallelism N <= m F / (2 intensity)
+forward, and twice that backward, whatever the batch.
 
 On a mesh of X-fold FSDP and Y-fold tensor parallelism each message shrinks by the other's degree:
-weights to 2 m D F / Y, activations to 4 B D / X. Both are equal at X^2 = 2 B N M_x / (m F M_y).
-This split is the best whether the two axes overlap (the longer message counts) or not (their sum
-does). With one network axis each, N <= B m F / (2 intensity^2) if they overlap, else a quarter.
+weights to 2 m D F / Y, activations to 4 B D / X. Times match at X^2 = 2 B N M_x / (m F M_y), the
+best split whether the two axes overlap (the longer message counts) or not (their sum does). With
+one network axis each, N <= B m F / (2 intensity^2) if they overlap, else a quarter.
 """
 
 import math
@@ -65,7 +65,7 @@ class FeedForward:
         return per_weight * tokens * self.matrices * self.d_model * self.d_ff
 
     def activation_bytes(self, tokens: float) -> float:
-        """One all-reduce of what enters or leaves the block."""
+        """Bytes to all-reduce the block's input gradient or its output."""
         return ALL_REDUCE * BF16_BYTES * tokens * self.d_model
 
 
@@ -94,7 +94,7 @@ def message_bytes(block: FeedForward, scheme: Scheme, direction: Pass, tokens: f
 def max_devices(
     network: Network, block: FeedForward, scheme: Scheme, direction: Pass, tokens: float
 ) -> float:
-    """The most devices at which computing hides the message; infinite if there is none."""
+    """The most devices at which computation hides the message; infinite if nothing is sent."""
     sent = message_bytes(block, scheme, direction, tokens)
     return block.flops(tokens, direction) / (sent * network.intensity) if sent else math.inf
 
@@ -102,7 +102,7 @@ def max_devices(
 def max_mesh_devices(
     network: Network, block: FeedForward, tokens: float, *, overlapped: bool
 ) -> float:
-    """The same for the best split into FSDP and tensor parallelism, with one network axis each."""
+    """`max_devices` for the best split into FSDP and TP, with one network axis each."""
     most = tokens * block.matrices * block.d_ff / 2 / network.intensity**2
     return most if overlapped else most / 4
 
@@ -130,27 +130,27 @@ def block_times(
 def min_tokens_overlapped(
     network: Network, mesh: Mesh, block: FeedForward, *, weight_bytes: float = BF16_BYTES
 ) -> float | None:
-    """Smallest batch, in tokens, at which computation hides every message; None if the exchange of
-    activations takes longer at any batch, since it grows like the computation."""
+    """Smallest batch, in tokens, at which computation hides every message; None if no batch hides
+    the all-reduce of activations, which grows in proportion to computation."""
     if mesh.tp > 1 and mesh.tp > max_tensor_parallel(network, block, axes=mesh.tp_axes):
         return None
     return _min_tokens_for_gather(network, mesh) * weight_bytes / BF16_BYTES
 
 
 def min_tokens_exposed(network: Network, mesh: Mesh, block: FeedForward) -> float | None:
-    """The same if messages do not overlap and the computation must outlast their sum."""
+    """The same if messages do not overlap each other and computation must hide their sum."""
     most = max_tensor_parallel(network, block, axes=mesh.tp_axes)
     share = mesh.tp / most if mesh.tp > 1 else 0.0
     return None if share >= 1 else _min_tokens_for_gather(network, mesh) / (1 - share)
 
 
 def _min_tokens_for_gather(network: Network, mesh: Mesh) -> float:
-    """Batch at which computation takes as long as gathering the weights."""
+    """Batch, in tokens, at which computation takes as long as gathering the weights."""
     return mesh.fsdp * network.intensity / mesh.fsdp_axes if mesh.fsdp > 1 else 0.0
 
 
 def max_tensor_parallel(network: Network, block: FeedForward, *, axes: int = 1) -> float:
-    """The largest tensor-parallel degree at which the exchange of activations is hidden."""
+    """The largest tensor-parallel degree at which the all-reduce of activations is hidden."""
     return axes * max_devices(network, block, "tensor parallel", "forward", 1)
 
 

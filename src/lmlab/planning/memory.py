@@ -42,13 +42,13 @@ class Blocks:
 
 
 def training_state(blocks: Blocks) -> dict[str, int]:
-    """Bytes that do not depend on the batch."""
+    """Bytes of weights, gradients and optimizer state, which do not depend on the batch."""
     each = blocks.parameters * FP32_BYTES
     return {"master_weights": each, "gradients": each, "optimizer": 2 * each}
 
 
 def devices_for(total_bytes: float, device_bytes: float) -> int:
-    """How many devices have that much memory together."""
+    """The number of devices needed to hold `total_bytes`."""
     return math.ceil(total_bytes / device_bytes)
 
 

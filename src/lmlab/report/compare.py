@@ -1,9 +1,9 @@
-"""Variant against baseline, everywhere both were measured; `verdict` says which is faster.
+"""Compare variants with baselines wherever both were measured; `verdict` decides which is faster.
 
-Inside one job, variants take turns, so round i of one is paired with round i of the other and
-drift cancels; where one was sampled more often than the other, medians are compared. Between jobs
-there is no pairing, so the variation between processes is added to the spread within each job; it
-is measured where a study ran the same work in several processes (`Noise`).
+Within one job, variants are interleaved, so round i of one is paired with round i of the other and
+drift cancels; if their sample counts differ, medians are compared. Samples of different jobs cannot
+be paired, so the variation between processes is added to the spread within each job; it is
+estimated from work that the study ran in several processes (`Noise`).
 """
 
 import math
@@ -28,21 +28,21 @@ Variation = tuple[float, int]
 
 
 def paired(variant: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Rounds of one job: the mean log ratio of paired samples, with Student's t interval. From
-    ten rounds on, a tenth at each end is left out of the mean: one hiccup does not decide."""
+    """Compare rounds of one job: mean log ratio of paired samples, with Student's t interval. From
+    ten rounds on, the mean is trimmed by a tenth at each end, so that one hiccup cannot decide."""
     logs = np.sort(np.log(np.asarray(baseline, float)) - np.log(np.asarray(variant, float)))
     n, cut = len(logs), len(logs) // 10
     kept = logs[cut : n - cut]
-    # Of a trimmed mean: from all rounds, those left out counted as the outermost that are kept.
+    # The standard error of a trimmed mean needs the winsorized standard deviation.
     spread = float(np.std(np.clip(logs, kept[0], kept[-1]), ddof=1)) if n > 1 else math.inf
     return interval(math.exp(float(kept.mean())), spread * math.sqrt(n) / len(kept), len(kept) - 1)
 
 
 def unpaired(variant: Row, baseline: Row, *variations: Variation) -> tuple[float, float, float]:
-    """Two jobs: the ratio of their medians, the standard error of its logarithm, and degrees of
-    freedom. The error holds the spread within each job, from the interquartile range so that one
-    outlier does not decide, and the variation between the processes of both. A single sample says
-    nothing about its error, unless that variation is known, which contains it."""
+    """Ratio of medians, standard error of its logarithm, and degrees of freedom. The error combines
+    the spread within each job (from the interquartile range, so that one outlier cannot decide)
+    with the variation between processes. The error of a single sample is infinite unless that
+    variation, which includes it, is known."""
     known = min((df for _, df in variations if df), default=0)
     errors = [spread for spread, _ in variations]
     for row in (variant, baseline):
@@ -51,12 +51,12 @@ def unpaired(variant: Row, baseline: Row, *variations: Variation) -> tuple[float
             errors.append(float(1.2533 * spread / 1.349 / math.sqrt(row["n"])))
         elif not known:
             errors.append(math.inf)
-    ratio = float(np.divide(baseline["value"], variant["value"]))  # of zeros: nan, so undecided
+    ratio = float(np.divide(baseline["value"], variant["value"]))  # 0 / 0 is NaN: undecided
     return ratio, math.hypot(*errors), known or count_of(variant) + count_of(baseline) - 2
 
 
 def count_of(row: Row) -> int:
-    """How many samples a value is the median of; one that was computed is like a single sample."""
+    """Number of samples behind a value; a computed value counts as a single sample."""
     return 1 if row["n"] is None or math.isnan(row["n"]) else int(row["n"])
 
 
@@ -74,11 +74,11 @@ def process_variation(rows: Iterable[Row], keys: Sequence[str]) -> Variation:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Work that a study repeats in several processes: how much these vary."""
+    """Work that a study repeats in several processes, which shows how much processes vary."""
 
-    replicates: Mapping[str, Any]  # the rows that repeat one another, where they agree on `keys`
+    replicates: Mapping[str, Any]  # selects rows; those equal on `keys` are replicates
     keys: Sequence[str]
-    host_bound_below: float  # a GPU that is busy for less of the wall time waits for the host
+    host_bound_below: float  # GPU-busy share of wall time below which the host is the limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Compare:
     """Fields whose values mark rows of like variation; it is pooled over each such class."""
 
     def run(self, rows: Rows) -> "Comparison":
-        """Pair up what both have."""
+        """Pair each variant row with its baseline; rows without a partner are dropped."""
         rows = select(rows, status="ok", **self.where)
         variants = _indexed(select(rows, **self.variant), self.on)
         baselines = _indexed(select(rows, **self.baseline), self.on)
@@ -111,8 +111,8 @@ class Compare:
         )
 
     def _variation(self, rows: Rows) -> Callable[[Row], Variation]:
-        """Variation between processes for a row: of its class, or of all rows where its class has
-        no replicates; none where the comparison declares none."""
+        """Return a function from a row to the variation between processes: of the row's class, or
+        of all rows if its class has no replicates; unknown if no `noise` is declared."""
         if self.noise is None:
             return lambda row: (0.0, 0)
         replicates, keys = records(select(rows, **self.noise.replicates)), self.noise.keys

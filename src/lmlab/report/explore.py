@@ -17,7 +17,7 @@ import pandas as pd
 from lmlab.report.frame import FIELDS, Results, select
 from lmlab.report.page import Chapter, described
 
-# What a row keeps besides its parameters and labels.
+# Fields that a row keeps besides its parameters and labels.
 SHOWN = ("value", "unit", "clock", "n", "samples", "source")
 MAX_SAMPLES = 10
 DIGITS = 4
@@ -26,8 +26,8 @@ DIGITS = 4
 def explorer(
     results: Results, chapters: Mapping[str, Chapter], template: Path
 ) -> tuple[str, list[str]]:
-    """The page, and a line per figure that cannot be drawn; parameters and labels that vary within
-    a chapter can be chosen on it."""
+    """Render the page, on which parameters and labels that vary can be selected; also return one
+    line per figure that failed."""
     import vl_convert  # a large native library that only this page needs
 
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
@@ -65,7 +65,7 @@ def _figures(chapter: Chapter, faults: list[str]) -> Iterator[dict[str, Any]]:
             spec = _plain(figure.vega(chapter.own))
             if spec["data"]["values"]:
                 yield {"name": f"{chapter.title}: {figure.title}", "spec": spec}
-        except Exception as error:  # one bad value must not cost the page
+        except Exception as error:  # one bad value must not abort the page
             faults.append(f"{chapter.name}, figure {name}: {described(error)}")
 
 
@@ -84,8 +84,8 @@ def _rows(results: Results, chapter: str, sources: Mapping[str, int]) -> Iterato
 
 
 def _shown(name: str, column: "pd.Series[Any]", settings: set[str]) -> bool:
-    """Whether a field is worth a choice: a scalar parameter or label that varies (absent counts as
-    a value), not the settings behind it nor the statistics of a record."""
+    """Whether a row keeps a field: one of SHOWN, or a scalar parameter or label that varies (absent
+    counts as a value), but no settings or statistics."""
     known = column.dropna()
     if name in SHOWN or known.empty:
         return not known.empty
@@ -96,7 +96,7 @@ def _shown(name: str, column: "pd.Series[Any]", settings: set[str]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Whatever is shown as JSON values: few digits, null for what is missing."""
+    """Convert to JSON values: floats rounded to 4 significant digits, null for missing."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -25,16 +25,16 @@ from lmlab.report.text import number, plain
 
 Mark = Literal["line", "bar", "stack", "area", "heatmap", "timeline"]
 
-# Colors that stay apart for color-blind readers and in print (Okabe and Ito).
+# Colors distinguishable in print and by color-blind readers (Okabe and Ito).
 PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"]
 PALETTE += ["#56b4e9", "#777777", "#b8a600", "#000000"]
 # GitHub shows figures about 900 px wide: at this width 9.5 points are 13 px there.
 WIDTH_INCHES, DPI = 9.0, 150
-# So many characters of a legend fit into that width, keys and gaps included.
+# Legend characters that fit into that width, including keys and gaps.
 LEGEND_CHARACTERS = 130
-# A line through more points has no markers.
+# Lines with more points are drawn without markers.
 MANY_POINTS = 100
-# Up to this ratio a decade has room for labels at 2 and 5.
+# A log axis that spans less than this ratio has room for labels at 2 and 5.
 FEW_DECADES = 1000
 STYLE: Any = {
     "font.size": 9.5,
@@ -77,15 +77,15 @@ class Figure:
     x2: str | None = None  # end of a timeline's intervals
     dash: str | None = None  # a field drawn as line style: solid, dashed, dotted
     points: str | None = None  # the value of `dash` drawn as markers: measurements next to a fit
-    span: tuple[str, str] | None = None  # fields of the ends of a thin line over each bar
+    span: tuple[str, str] | None = None  # fields with the ends of a thin line over each bar
     names: Mapping[str, str] = field(default_factory=dict)  # labels for values of the color field
     share_x: bool = False
     share_y: bool = True
     height: float = 3.4
 
     def rows(self, results: Results) -> Rows:
-        """What is drawn, in the units of the axes; empty if there is nothing to draw. `results`
-        holds the rows of the figure's own chapter."""
+        """The rows to draw, in axis units; empty if there are none. `results` holds the rows of the
+        figure's own chapter."""
         rows = self.data(results) if self.data else select(results.rows, status="ok", **self.where)
         rows = rows.copy()
         for name, axis in {self.x.field: self.x, self.y.field: self.y, self.x2: self.x}.items():
@@ -94,24 +94,24 @@ class Figure:
         return rows
 
     def colors(self, rows: Rows) -> dict[Any, str]:
-        """A color per value, in the order of `names` (figures agree), then of appearance."""
+        """Assign colors in the order of `names`, so that figures agree, then of appearance."""
         values = values_of(rows, self.color)
         order = list(dict.fromkeys([*self.names, *values]))
         return {value: PALETTE[order.index(value) % len(PALETTE)] for value in values}
 
     def label(self, value: Any) -> str:
-        """How a value of the color field is called."""
+        """The display name of a value of the color field."""
         return str(self.names.get(value, value))
 
     def draw(self, results: Results, path: Path) -> bool:
-        """Write the PNG; False, and no file, if there is nothing to draw."""
+        """Write the PNG; return False, without a file, if there is nothing to draw."""
         rows = self.rows(results)
         if rows.empty:
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         with plt.rc_context(STYLE):
             canvas = self._draw(rows)
-            # Without the version in its metadata the same data gives the same bytes.
+            # No matplotlib version in the metadata: the same data gives the same bytes.
             canvas.savefig(path, dpi=DPI, metadata={"Software": None})
             plt.close(canvas)
         return True
@@ -131,7 +131,7 @@ class Figure:
             DRAW[self.mark](self, axes, mine, colors)
             if self.facet:
                 axes.set_title(self.facet_title.format(plain(value)), fontsize=10)
-        # After all panels have data: a limit set on one of them ends the scaling that they share.
+        # After all panels are drawn: setting a limit on one ends autoscaling of the shared axis.
         for panel, axes in enumerate(panels):
             self._dress(axes, first=panel % columns == 0 or not self.share_y)
         canvas.suptitle(self.title, fontsize=11)
@@ -163,7 +163,7 @@ class Figure:
                 axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
 
     def vega(self, results: Results) -> dict[str, Any]:
-        """The same figure as a Vega-Lite specification with its data inside."""
+        """The same figure as a Vega-Lite specification with inlined data."""
         rows = self.rows(results)
         fields = [self.x.field, self.y.field, self.x2, self.color, self.facet, self.dash]
         used = [name for name in dict.fromkeys(fields) if name]
@@ -211,12 +211,12 @@ def _tick(value: float) -> str:
 
 
 def values_of(rows: Rows, name: str | None) -> list[Any]:
-    """The values of a field in the order of the study; of no field, the value None."""
+    """The values of a field in the order of the study; only None if there is no field."""
     return [value for (value,) in distinct(rows, [name])] if name else [None]
 
 
 def groups_of(rows: Rows, name: str | None) -> list[tuple[Any, Rows]]:
-    """The rows by value of a field; of no field, all under None."""
+    """The rows grouped by a field; one group, None, if there is no field."""
     return [(v, select(rows, **{name: v}) if name else rows) for v in values_of(rows, name)]
 
 
@@ -257,10 +257,10 @@ def _area(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
 
 
 def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
-    """Bars next to each other, or on top of each other."""
+    """Draw grouped or stacked bars."""
     stacked, groups = figure.mark == "stack", groups_of(rows, figure.color)
     x, y = figure.x.field, figure.y.field
-    # Of two bars in one place (machines of one name) the higher one shows.
+    # Several rows for one bar (machines of the same name): show the highest.
     heights = {value: mine[y].astype(float).groupby(mine[x]).max() for value, mine in groups}
     pd.DataFrame(heights, index=values_of(rows, x)).rename(columns=figure.label).plot.bar(
         ax=axes,
@@ -301,7 +301,7 @@ def _timeline(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str])
             place, label = (lanes.index(name) - 0.4, 0.8), figure.label(value)
             axes.broken_barh(spans, place, color=colors[value], label=label)
     axes.set_yticks(range(len(lanes)), [str(value) for value in lanes])
-    axes.set_ylim(len(lanes) - 0.5, -0.5)  # the first lane on top, also where panels share it
+    axes.set_ylim(len(lanes) - 0.5, -0.5)  # first lane on top, even on a shared axis
 
 
 DRAW: dict[Mark, Callable[[Figure, Axes, Rows, Mapping[Any, str]], None]] = {

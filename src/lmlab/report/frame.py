@@ -1,9 +1,9 @@
 """All results of a study as one tidy DataFrame: one row per measured quantity.
 
 A row has the point's parameters, its scalar settings, the record's labels, and the value with its
-statistics. A point that failed, ran out of memory, is missing or has an unreadable file is a row
-too, with a status and a reason and neither quantity nor labels, so that a table can say why a cell
-is empty. Everything downstream (tables, figures, comparisons) selects rows and never reads files.
+statistics. A point that failed, ran out of memory, is missing or has an unreadable file also gets a
+row, with status and reason but no quantity or labels, so that a table can say why a cell is empty.
+Everything downstream (tables, figures, comparisons) selects rows and never reads files.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,13 +39,13 @@ class Results:
 
     machine: str
     rows: Rows
-    results: Mapping[str, Result] = field(default_factory=dict)  # by path; the readable ones
+    results: Mapping[str, Result] = field(default_factory=dict)  # readable results by path
     problems: tuple[str, ...] = ()  # one line per file that could not be used
     repeat: "Results | None" = None  # a second set of the same study on a machine of the same model
 
     @property
     def name(self) -> str:
-        """What the machine calls itself."""
+        """The name that the machine reports; its id if there are no results."""
         return next((str(r.machine["name"]) for r in self.results.values()), self.machine)
 
     def of(self, chapter: str) -> list[Result]:
@@ -61,7 +61,7 @@ class Results:
 
 
 def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
-    """Read every point's result; what is missing or unusable becomes a row with a reason."""
+    """Read every point's result; a missing or unusable one becomes a row with a reason."""
     rows: list[dict[str, Any]] = []
     results: dict[str, Result] = {}
     problems: list[str] = []
@@ -80,14 +80,14 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
         base = _base(point.chapter, point.parameters, point.settings, path)
         rows.append({**base, **without})
     table = table_of(rows)
-    # What ran out of memory knows the allocation that failed, not all that it needs.
+    # An out-of-memory error gives the size of the failed allocation, not the total need.
     failed = (r"needs (\S+ .iB) more", r"could not allocate \1")
     table["reason"] = table["reason"].replace(*failed, regex=True)
     return Results(machine, table, results, tuple(problems))
 
 
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
-    """One row per record; one row that carries status and reason where there are none."""
+    """One row per record; for a result without records, one row with status and reason."""
     base = _base(result.chapter, result.parameters, result.settings, path)
     base["flags"] = (*result.flags, *([UNCOMMITTED] if result.commit["dirty"] else []))
     if result.status != "ok":
@@ -120,7 +120,7 @@ def _base(
 
 
 def _interned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Equal strings as one object: comparing 100,000 rows is then five times as fast."""
+    """Intern strings: comparing 100,000 rows is then five times as fast."""
     return {k: intern(v) if isinstance(v, str) else v for k, v in values.items()}
 
 
@@ -137,14 +137,14 @@ def select(rows: Rows, **where: Any) -> Rows:
 
 
 def candidates(rows: Rows, **where: Any) -> Rows:
-    """Like `select`, but a row without a value matches on labels it does not have: a point that
+    """Like `select`, but for a row without a value a missing label matches anything: a point that
     ran out of memory belongs in every cell that its records would have filled."""
     return _matching(rows, where, rows["status"].to_numpy() != "ok")
 
 
 def _matching(rows: Rows, where: Mapping[str, Any], lenient: npt.NDArray[np.bool_]) -> Rows:
     left = np.arange(len(rows))
-    # The quantity first, which few rows match: comparing objects is slow.
+    # Most selective condition first: comparing objects is slow.
     for key, wanted in sorted(where.items(), key=lambda condition: condition[0] != "quantity"):
         if key not in rows:
             left = left[lenient[left]]
@@ -170,8 +170,8 @@ def _matches(found: npt.NDArray[Any], wanted: Any) -> npt.NDArray[np.bool_]:
 def derived(
     rows: Rows, quantity: str, where: Mapping[str, Any], value: Callable[[Rows], Any]
 ) -> Rows:
-    """The rows plus a new quantity computed from those that match (`value` sees them all at once);
-    of their statistics, only whether they are noisy or unsteady. What has no value is left out."""
+    """Append a quantity computed from the matching rows (`value` gets all of them at once). Of the
+    statistics, only `noisy` and `stability` are inherited; rows without a value are dropped."""
     chosen = select(rows, status="ok", **where).copy()
     if chosen.empty:
         return rows
@@ -186,9 +186,9 @@ def combine(
     value: Callable[[Rows], Any],
     on: Sequence[str] = ("source",),
 ) -> Rows:
-    """The rows plus a quantity computed from several others, matched on the fields `on` (by default
-    of one point). `value` sees one column per part; all other fields are those of the first part,
-    which alone may have several rows per key. Rows that lack a part are left out."""
+    """Append a quantity computed from several others, joined on the fields `on` (by default within
+    one point). `value` gets one column per part; other fields come from the first part, the only
+    one that may have several rows per key. Rows that lack a part are dropped."""
     found = [select(rows, status="ok", **where).set_index(list(on)) for where in parts.values()]
     first = found[0]
     for part, (name, inherited) in product(found[1:], NOISE.items()):
@@ -204,8 +204,8 @@ def combine(
 
 
 def computed(row: Mapping[str, Any], numbers: Mapping[str, Any], **fields: Any) -> Rows:
-    """Rows of quantities computed from measurements, given by name: with the fields of one of
-    those, other than its clock and its statistics."""
+    """Rows for computed quantities, given by name. Other fields are copied from `row`, except its
+    clock and statistics."""
     base = {**row, "clock": None, **NO_STATISTICS, **fields}
     return table_of([{**base, "quantity": k, "value": v} for k, v in numbers.items()])
 
@@ -216,7 +216,7 @@ def highest(rows: Rows, key: Callable[[float], float] = float) -> dict[str, Any]
 
 
 def extremes(rows: Rows) -> dict[str, Any] | None:
-    """How many rows there are, and those with the smallest and the largest value."""
+    """The number of rows, and the rows with the smallest and the largest value."""
     if rows.empty:
         return None
     ordered = records(rows.sort_values("value", key=pd.to_numeric))
@@ -229,7 +229,7 @@ def _appended(rows: Rows, new: Rows, quantity: str) -> Rows:
 
 
 def at_first(rows: Rows, name: str) -> Rows:
-    """The rows with the first value of a field; none if no row has one."""
+    """The rows that have the first value of a field; none if no row has the field."""
     return select(rows, **{name: [value for (value,) in distinct(rows, [name])[:1]]})
 
 

@@ -1,9 +1,9 @@
-"""From results to pages: what a chapter declares, rendered through its templates.
+"""Render what each chapter declares through its templates, into pages.
 
 A chapter's `page` module declares TITLE, TABLES, FIGURES and COMPARISONS (pairs become rows with a
 `speedup`), may derive rows (`derive`), and computes the few facts its sentences need (`facts`).
 Templates hold all prose: `<chapter>.md.j2` is the chapter's page, `front/<chapter>.md.j2` its
-sections of the front page. A part that cannot be rendered costs that part, not the report.
+sections of the front page. If a part fails to render, only that part is lost.
 """
 
 import os
@@ -36,7 +36,7 @@ Answer = dict[str, Markup]
 
 @dataclass
 class Chapter:
-    """What templates see of one chapter."""
+    """A chapter as its templates see it."""
 
     name: str
     title: str
@@ -54,17 +54,17 @@ class Chapter:
 
     @cached_property
     def own(self) -> Results:
-        """The results with the rows of this chapter alone, and only the columns that it has."""
+        """The results restricted to this chapter's rows and the columns they use."""
         rows = select(self.results.rows, chapter=self.name)
         used = [name for name in rows if name in FIELDS or rows[name].notna().any()]
         return replace(self.results, rows=rows[used])
 
     def value(self, **where: Any) -> Any:
-        """The one value of this chapter that matches, or None."""
+        """The single matching value of this chapter, or None."""
         return self.own.value(**where)
 
     def extremes(self, **where: Any) -> dict[str, Any] | None:
-        """The rows with the smallest and the largest value among those that match, or None."""
+        """Number of matching rows, and those with the smallest and largest value; None if none."""
         return extremes(select(self.own.rows, status="ok", **where))
 
     def table(self, name: str) -> Markup:
@@ -77,16 +77,16 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is rendered, and where it goes."""
+    """What to render, and the folder to write it to."""
 
     results: Results
     chapters: Mapping[str, Chapter]
     out: Path
     templates: Path
-    faults: list[str] = field(default_factory=list)  # one line per part that cannot be rendered
+    faults: list[str] = field(default_factory=list)  # one line per part that failed to render
 
     def write(self) -> list[str]:
-        """Write all pages and figures; returns the faults."""
+        """Write all pages and figures; return the faults."""
         (self.out / "figures").mkdir(parents=True, exist_ok=True)
         answers: dict[str, Answer] = {}
         sections: dict[str, Markup] = {}
@@ -122,14 +122,14 @@ class Report:
                 unreproducible=partial(provenance.unreproducible, self.results),
                 **context,
             )
-        except Exception as error:  # one bad value must not cost the report
+        except Exception as error:  # one bad value must not abort the report
             line = f"{template}: {described(error)}"
             self.faults.append(line)
             return Markup(f"*This part could not be rendered ({text.escape(line)}).*\n")
         return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
 
     def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
-        """Stands in for a part without a single value: its questions, or its title, and why."""
+        """Placeholder for an unmeasured part: its questions, or else its title, and the reason."""
         rows = select(self.results.rows, chapter=chapter.name, status=lambda s: s != MISSING)
         reasons = rows["reason"].dropna()
         why = f" ({text.escape(reasons.iloc[0])})" if len(reasons) else ""
@@ -142,7 +142,7 @@ class Report:
     def _figure(
         self, folder: str, chapter: Chapter | None, name: str, of: Chapter | None = None
     ) -> Markup:
-        """A link to a figure, drawn when a page first asks for it; empty without data."""
+        """Link to a figure, which is drawn on first use; empty if it has no data."""
         owner = of or chapter
         assert owner is not None, "the front page names the chapter of a figure"
         path = self.out / "figures" / owner.name / f"{name}.png"
@@ -154,8 +154,7 @@ class Report:
 
 
 def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
-    """Run a chapter's declarations over the results; without a single value there is nothing to
-    derive."""
+    """Evaluate a chapter's declarations over the results; skipped if nothing was measured."""
     chapter = Chapter(
         name=name,
         title=page.TITLE,
@@ -180,7 +179,7 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
 def build_chapters(
     pages: Mapping[str, ModuleType], results: Results
 ) -> tuple[dict[str, Chapter], list[str]]:
-    """All chapters; one that trips over its data is replaced by an empty one and named."""
+    """Build all chapters; one that raises is replaced by an empty chapter and becomes a fault."""
     chapters: dict[str, Chapter] = {}
     faults: list[str] = []
     for name, page in pages.items():
@@ -193,24 +192,24 @@ def build_chapters(
 
 
 def described(error: Exception) -> str:
-    """An error in one line, with the line of code that raised it."""
+    """Format an error as one line, with the source line that raised it."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     message = " ".join(str(error).split())[:LONGEST_MESSAGE]
     return f"{type(error).__name__}: {message} ({Path(where.filename).name}:{where.lineno})"
 
 
 class KeepTextLines(Extension):
-    """Trim the newline only after lines that hold nothing but one tag: a sentence that ends in
-    `{% endif %}` keeps its line end."""
+    """Apply `trim_blocks` only to lines that consist of a single tag, so that a sentence ending in
+    `{% endif %}` keeps its newline."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        """Shield the line ends of all other lines."""
+        """Protect the newline of every other line that ends in a tag."""
         return re.sub(r"(?m)^(?!\s*{%[^%]*%}\s*$)(.*%})$", r"\1{{ '' }}", source)
 
 
 @cache
 def environment_for(templates: Path) -> jinja2.Environment:
-    """Strict templates whose expressions are escaped for Markdown unless they are Markup."""
+    """Strict Jinja environment that escapes expressions for Markdown unless they are Markup."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         undefined=jinja2.StrictUndefined,
@@ -226,7 +225,7 @@ def environment_for(templates: Path) -> jinja2.Environment:
 
 
 def answers_in(page: str, path: str) -> dict[str, Answer]:
-    """The first sentence of each section that opens with a bold answer, by its link."""
+    """Each section that opens with a bold answer: question and first sentence, keyed by link."""
     found = re.findall(r"^###? (.+)\n+\*\*([^*]+)\*\*", page, re.MULTILINE)
     return {
         f"{path}#{text.slug(heading)}": {

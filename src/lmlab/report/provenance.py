@@ -1,4 +1,4 @@
-"""Where the numbers come from: commits, versions, dates, and what has no number."""
+"""Where the numbers come from: commits, versions, dates, and points without a value."""
 
 import os
 from collections import Counter
@@ -20,8 +20,8 @@ VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
 
 
 def summary(results: Results, unwatched: Sequence[str] = ()) -> Markup:
-    """One paragraph for the front page: how many points, from which code, and what is wrong.
-    `unwatched` names variants whose compiling no counter sees, so that it counts as measuring."""
+    """Summarize points, code, cost and unreadable files for the front page. `unwatched` names
+    variants whose compilation no counter covers, so that it is attributed to measuring."""
     points = results.rows["source"].nunique()
     readable = list(results.results.values())
     states = Counter(NAMES.get(result.status, result.status) for result in readable)
@@ -36,11 +36,11 @@ def summary(results: Results, unwatched: Sequence[str] = ()) -> Markup:
 
 
 def _cost(results: Sequence[Result], unwatched: Sequence[str]) -> str:
-    """Wall time and what it went into, as far as all results record that."""
+    """Total wall time, with a breakdown if every result records one."""
     starts = pd.to_datetime([result.started_at for result in results], errors="coerce")
     rows = pd.DataFrame({"start": starts, "s": [result.elapsed_s for result in results]})
     rows = rows.sort_values("start")
-    # Between points that ran in turn; starts are whole seconds, and a long gap is a pause.
+    # Gaps between consecutive points; starts are whole seconds, and a long gap is a pause.
     gaps = rows["start"].diff().dt.total_seconds() - rows["s"].shift()
     total_s = rows["s"].sum() + gaps[gaps.between(-1, PAUSE_S)].sum()
     cost = f"Measured in {number(total_s / 60)} minutes"
@@ -48,8 +48,8 @@ def _cost(results: Sequence[Result], unwatched: Sequence[str]) -> str:
     if len(spent) < len(results) or not total_s:
         return cost
     parts = pd.DataFrame(spent)
-    # Triton and torch.compile both count the kernels that one compiles for the other; after a reset
-    # torch.compile has forgotten its time, but reported first calls over a second are compilations.
+    # Kernels that Triton compiles for torch.compile are counted by both, hence the upper limit. A
+    # reset clears torch.compile's counter, but first calls over a second are compilation.
     rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
     calls = [[m for m in r.measurements if m["quantity"] in FIRST_CALLS] for r in results]
     calls = [[m for m in each if m["labels"].get("variant") not in unwatched] for each in calls]
@@ -61,7 +61,7 @@ def _cost(results: Sequence[Result], unwatched: Sequence[str]) -> str:
 
 
 def unreproducible(results: Results) -> Markup:
-    """How many results no known commit reproduces, for the top of the page; empty if none."""
+    """Warn at the top of the page of results that no known commit reproduces; empty if none."""
     found = list(results.results.values())
     parts = _doubts(found)
     marks = " (§ in tables)" if any(result.commit["dirty"] for result in found) else ""
@@ -69,7 +69,7 @@ def unreproducible(results: Results) -> Markup:
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
-    """Results from code that was edited, or whose commit could not be verified."""
+    """Count results from uncommitted code and from commits that could not be verified."""
     commits = [result.commit for result in results]
     dirty = sum(commit["dirty"] is True for commit in commits)
     unverified = sum(c["dirty"] is None or bool(c.get("unverified")) for c in commits)
@@ -90,7 +90,7 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     lines = []
     if mine := results.of(chapter):
         starts = sorted(result.started_at[:10] for result in mine)
-        # One row per point: one with a value, if it has any.
+        # One row per point, preferably one with a value.
         points = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
         states = Counter(points.drop_duplicates("source").sort_index()["status"])
         flags = Counter(flag for result in mine for flag in result.flags)

@@ -1,8 +1,7 @@
-"""How well results repeat: the values that two sets of the same study have in common.
+"""How well results repeat: the times that two sets of the same study have in common.
 
-Two sets are joined on what identifies a value: the point's parameters, the record's labels, its
-quantity and its clock; settings need not agree. A value is a device time (profiler or CUDA events),
-a wall time where the GPU was busy for nearly all of it, or another wall time; these three repeat
+The sets are joined on parameters, labels and clock; settings need not agree. Device times (profiler
+or CUDA events), GPU-bound wall times (GPU busy for nearly all of it) and other wall times repeat
 very differently, so they are counted separately.
 """
 
@@ -14,15 +13,15 @@ from lmlab.report.frame import Results, Rows, select
 from lmlab.report.text import plain
 
 WITHIN = 0.03
-# From this share of wall time on, the GPU is the bottleneck.
+# A wall time is GPU-bound if the device time is at least this share of it.
 GPU_BOUND_FROM = 0.95
 DEVICE, GPU_BOUND, OTHER = "device time", "wall time, GPU-bound", "wall time, other"
 KIND_OF_CLOCK = {"device": DEVICE, "events": DEVICE, "wall": OTHER}
 
 
 def agreement(results: Results, chapter: str) -> list[dict[str, Any]]:
-    """Per kind of time: how many values the two sets share, how many agree, and the worst one;
-    empty without a second set."""
+    """Per kind of time: number of pairs, how many agree within 3 %, the median and the worst
+    difference; empty without a second set."""
     if results.repeat is None:
         return []
     both = [*results.of(chapter), *results.repeat.of(chapter)]
@@ -36,11 +35,11 @@ def agreement(results: Results, chapter: str) -> list[dict[str, Any]]:
 
 
 def pairs(one: Results, other: Results, chapter: str, names: list[str]) -> Rows:
-    """One row per time of a chapter that both sets have: what identifies it, `first`, `second`,
-    their relative `difference`, and its kind. A wall time is GPU-bound by the device time of the
-    same thing."""
+    """One row per time of a chapter that both sets have: its parameters, labels and clock, `first`,
+    `second`, their relative `difference`, and `kind_of_time`, for which a wall time is compared
+    with the device time of the same work in the first set."""
     times = {"chapter": chapter, "status": "ok", "quantity": "time", "clock": list(KIND_OF_CLOCK)}
-    # A label that one set lacks is NaN there, a number, and is joined with the text of the other.
+    # A label missing from one set is a column of NaN, which merges with text only as object.
     types: dict[str, type] = {**dict.fromkeys(names, object), "clock": object, "value": float}
     left, right = (
         select(each.rows, **times).reindex(columns=[*types]).astype(types) for each in (one, other)
@@ -49,9 +48,9 @@ def pairs(one: Results, other: Results, chapter: str, names: list[str]) -> Rows:
     found = found.rename(columns={"value_x": "first", "value_y": "second"})
     ratio = found["first"] / found["second"]
     found["difference"] = ratio.where(ratio > 1, 1 / ratio) - 1
-    # Where both are 0 (the device time of a phase without kernels), nothing could differ.
+    # Both can be 0: the device time of a phase without kernels.
     found = found.dropna(subset=["difference"], ignore_index=True)
-    # A pass that is all of its step is stored as both, with the same samples.
+    # A pass that makes up its whole step is recorded as both, with the same samples.
     same = [*(name for name in names if name != "phase"), "clock", "first", "second"]
     found = found.drop_duplicates(same, ignore_index=True)
     device = select(found, clock="device")[[*names, "first"]]

@@ -3,9 +3,9 @@
     Table(title="Step time, {precision}", rows=["size", "context"],
           columns={"Forward (ms)": time(phase="forward"), "Step (ms)": time(phase="total")})
 
-Cells without a value say why (OOM, unsupported, not measured); reasons, marks for noisy or
-power-capped values, the number of samples and labels that all rows share become the line below the
-table. A column without any value is left out.
+Cells without a value say why (OOM, unsupported, not measured). The caption below the table gives
+reasons, the marks for noisy or power-capped values, the number of samples, and labels that all rows
+share. Empty columns are dropped.
 """
 
 from collections import defaultdict
@@ -54,22 +54,22 @@ class Column:
 def time(
     format: str = "ms", clock: str | Sequence[str] = "wall", field: str = "value", **where: Any
 ) -> Column:
-    """A time; wall clock unless it says otherwise."""
+    """A column of times, by wall clock unless another is given."""
     return Column({"quantity": "time", "clock": clock, **where}, format, field)
 
 
 def quantity(name: str, format: str = "number", field: str = "value", **where: Any) -> Column:
-    """Any other quantity by name."""
+    """A column of any other quantity."""
     return Column({"quantity": name, **where}, format, field)
 
 
 def memory(name: str = "peak_memory", format: str = "GiB", **where: Any) -> Column:
-    """Bytes, in GiB."""
+    """A column of bytes, shown in GiB by default."""
     return Column({"quantity": name, **where}, format)
 
 
 def speedup(**where: Any) -> Column:
-    """A ratio, its interval where that is wide, or the verdict where it is undecided."""
+    """A column of ratios: intervals where wide, and the verdict where not faster or slower."""
     return Column({"quantity": "speedup", **where}, "text", "speedup")
 
 
@@ -82,8 +82,8 @@ class Table:
     columns: Mapping[str, Column]  # by header; with `across` it may name the value: "{context}"
     where: Mapping[str, Any] = field(default_factory=dict)
     chapter: str | None = None  # whose rows to take, if not the chapter's own: "published"
-    # One table per value of `facet`, one column per value of `across`; unless given, the fields
-    # that the title and the headers name.
+    # One table per value of `facet`, one column per value of `across`; by default, the fields named
+    # in the title and in the headers.
     facet: str | None = None
     across: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Table:
         names = [self.headers.get(name, name.replace("_", " ")) for name in self.rows]
         header = [escape(name) for name in [*names, *columns]]
         found = [{*texts} for texts in zip(*lines, strict=True)]
-        # What all rows share is said once, and a column that is empty in every line says nothing.
+        # Labels that all rows share move to the caption; empty columns are dropped.
         varies = [len(texts) > 1 for texts in found[: len(names)]]
         kept = varies if any(varies) else [True] * len(names)
         shown = [*kept, *(texts != {DASH} for texts in found[len(names) :])]
@@ -151,13 +151,13 @@ class Table:
         caption = self._caption(used, escape(title), shared)
         for mark in set(FLAG_MARKS.values()):
             if all(mark in cell.marks for cell in used if cell.can_bear(mark)):
-                # On every cell a mark says no more than the caption alone.
+                # A mark on every cell adds nothing to the caption.
                 lines = [[text.replace(mark, "") for text in line] for line in lines]
                 caption = caption.replace(f"{mark} {MARKS[mark]}", f"All: {MARKS[mark]}")
         return f"{markdown_table(header, lines, sum(kept))}\n\n*{caption}*"
 
     def _columns(self, rows: Rows) -> dict[str, Callable[[tuple[Any, ...]], "Cell"]]:
-        """By header: from the key of a row to its cell."""
+        """For each header, a function from row key to cell."""
         across = [self.across] if self.across else []
         keys = [*self.rows, *across]
         indexes = {
@@ -216,7 +216,7 @@ class Cell:
         return self.row is not None and self.row["status"] == "ok"
 
     def can_bear(self, mark: str) -> bool:
-        """Uncommitted code concerns every measured cell, other marks only numbers with a clock."""
+        """Whether a mark can apply: § to any measured cell, others only to numbers with a clock."""
         clock = None if self.row is None or self.column.format == "text" else self.row["clock"]
         return self.measured and (clock in CLOCKS or mark == FLAG_MARKS[UNCOMMITTED])
 
@@ -231,7 +231,7 @@ class Cell:
 
 
 class _Index:
-    """The rows that may fill one column, by the table's row key and its value across."""
+    """The rows that may fill one column, by row key and `across` value."""
 
     def __init__(self, rows: Rows, column: Column, keys: Sequence[str]) -> None:
         self.column = column
@@ -260,7 +260,7 @@ class _Index:
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
-    """Why cells are empty, where that takes more than a word."""
+    """Reasons for empty cells that are longer than one word."""
     states = [(cell.row["status"], cell.reason) for cell in cells if cell.row]
     states = [(s, reason) for s, reason in states if s in EXPLAINED and len(reason.split()) > 1]
     reasons = (f"{STATUS_CELLS[status]}: {escape(reason)}" for status, reason in states)

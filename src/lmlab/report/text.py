@@ -28,7 +28,7 @@ def number(value: float, digits: int = 3) -> str:
     return text
 
 
-# From what results hold (ms, bytes, joules, FLOPs) to the unit that a reader sees.
+# Factors from stored units (ms, bytes, joules, FLOPs) to displayed ones.
 SCALES = {
     **{"ms": 1.0, "us": 1e3, "s": 1e-3, "mJ": 1e3, "TFLOP": 1e-12, "GB": 1e-9, "MB": 1e-6},
     **{"GiB": 1 / GIB, "MiB": 1 / MIB, "KiB": 1 / 1024},
@@ -47,7 +47,7 @@ def percent(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio: 2.3x; close to 1 with a digit more, so that 1.03x is not called 1.0x."""
+    """A ratio: 2.3x; between 1 and 2 with one more digit, so that 1.03x does not read 1.0x."""
     value = 1.0 if 0.995 <= value < 1 else float(value)
     return f"{number(value, 3 if value >= 10 or 1 <= value < 2 else 2)}x"
 
@@ -57,7 +57,7 @@ WORDS |= {"forward_backward": "forward and backward", "train_step": "training st
 
 
 def plain(value: Any) -> str:
-    """A label as a reader calls it."""
+    """The display name of a label."""
     return WORDS.get(str(value), str(value))
 
 
@@ -80,7 +80,7 @@ def unsteady(row: Mapping[str, Any]) -> bool:
 
 
 def quoted(row: Mapping[str, Any], format: str = "number", field: str = "value") -> str:
-    """A measured value; the middle half of its samples as a range where they have no one value."""
+    """Format a measured value; if its samples are unsteady, as their interquartile range."""
     show, computed = FORMATS[format], row.get("n") is None or row["n"] != row["n"]
     if field == "value" and unsteady(row) and not computed:
         return f"{show(row['q1'])} to {show(row['q3'])}"
@@ -88,7 +88,7 @@ def quoted(row: Mapping[str, Any], format: str = "number", field: str = "value")
 
 
 def escape(text: object) -> str:
-    """Text from results, made harmless in Markdown and HTML; one line."""
+    """Escape text from results for Markdown and HTML, on one line."""
     if isinstance(text, Markup):
         return str(text)
     line = html.escape(" ".join(str(text).split()), quote=False)
@@ -97,7 +97,7 @@ def escape(text: object) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> str:
-    """A table without padding: diffs stay small. The first `labels` columns align left."""
+    """A Markdown table, unpadded to keep diffs small; the first `labels` columns align left."""
     rule = ["---" if index < labels else "--:" for index in range(len(header))]
     lines = [header, rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -110,7 +110,7 @@ def join(items: Sequence[Any], last: str = "and") -> str:
 
 
 def grouped_reasons(reasons: Iterable[str]) -> list[tuple[int, str]]:
-    """Reasons that differ only in numbers as one: how many there are, and the first."""
+    """Group reasons that differ only in numbers; return each group's size and first reason."""
     found: dict[str, list[str]] = defaultdict(list)
     for reason in reasons:
         found[re.sub(r"\d[\d.]*(e[+-]\d+)?", "", reason)].append(reason)
@@ -118,5 +118,5 @@ def grouped_reasons(reasons: Iterable[str]) -> list[tuple[int, str]]:
 
 
 def slug(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """The anchor that GitHub generates for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""When is a variant faster: one rule for the whole project.
+"""When a variant counts as faster: one rule for the whole project.
 
 The ratio is baseline over variant, so more than 1 means the variant is faster. Its 95 % interval
 decides the verdict:
@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 SMALLEST_DIFFERENCE = 0.02
-# Half width of a log interval beyond which it says nothing, and exp would soon overflow.
+# Cap on the half width of a log interval: uninformative beyond it, and exp would soon overflow.
 WIDEST = 100.0
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 
@@ -47,7 +47,7 @@ class Interval:
 
 
 def interval(ratio: float, error: float, df: float) -> Interval:
-    """The interval of a ratio from its standard error; boundless without one."""
+    """Interval of a ratio from the standard error of its logarithm; unbounded without one."""
     if not math.isfinite(error) or df < 1:
         return Interval(ratio=ratio, low=0.0, high=math.inf)
     half = min(stdtrit(df, (1 + CONFIDENCE) / 2) * error, WIDEST)

@@ -1,14 +1,14 @@
-"""Two sets of results, record by record: which is faster where both have the same point.
+"""Compare two sets of results, record by record: which is faster where both have the same point.
 
-Records are matched on chapter, parameters, labels and clock; both must have done the same work, so
-settings that both state must agree. The ratio (more than 1: the second set is faster) and the rule
-for its verdict are those of report/verdict.py. Two sets never shared a job: the interval holds the
-spread within each job and the variation between processes, which is estimated from work that a set
-repeats in several processes (`Noise`). The same measurement in both sets is the same, whatever its
-noise. Memory has none: it is less or more from a difference of 1 % on.
+Records are matched on chapter, parameters, labels and clock; settings that both sets state must
+agree, so that both did the same work. Ratios (above 1: the second set is faster) are judged by the
+rule in report/verdict.py. The sets never share a job, so the interval combines the spread within
+each job with the variation between processes, estimated from work that a set repeats in several
+processes (`Noise`). A measurement found in both sets is "same", whatever its noise. Memory is
+treated as free of noise: a difference of more than 1 % is "less" or "more".
 
-Of a thousand pairs that are equal, a 95 % interval calls some fifty different. That is what a table
-of verdicts shows; a regression gate asks for `certain` ones, which allow for the number of pairs.
+Of a thousand equal pairs, a 95 % interval calls about fifty different. Tables of verdicts accept
+that; a regression gate should use `certain`, which corrects for the number of pairs.
 """
 
 import math
@@ -33,7 +33,7 @@ SAMPLING = {"steps", "samples", "rounds", "time_cap_s", "variant_cap_s", "skip_i
 LESS, MORE = "less", "more"
 COUNTED = (FASTER, SLOWER, LESS, MORE, SAME, UNDECIDED)
 SMALLEST_MEMORY_DIFFERENCE = 0.01
-# What sets the pace of a time: variation between processes is pooled over each of them.
+# What limits a time; variation between processes is pooled over each class.
 PACES = DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
 
 
@@ -41,8 +41,8 @@ PACES = DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
 class Differences:
     """How the second set differs from the first."""
 
-    pairs: Rows  # one row per record that both have: values, ratio, low, high, verdict, chance
-    only: tuple[Rows, Rows]  # records with a value in the first set alone, and in the second
+    pairs: Rows  # one row per record in both: values, ratio, low, high, verdict, chance
+    only: tuple[Rows, Rows]  # records with a value only in the first set, only in the second
     differs: Mapping[str, tuple[str, str]]
     """Facts of the machines and versions that are not the same."""
     other_work: Mapping[str, tuple[Any, Any]]
@@ -63,9 +63,9 @@ class Differences:
         return counts.assign(pairs=groups.size(), geomean=means).reset_index()
 
     def certain(self) -> Rows:
-        """The times that differ even when all pairs are considered together: of those named here,
-        one in twenty may be wrong (Benjamini and Hochberg)."""
-        from scipy.stats import false_discovery_control  # takes a second
+        """Times and rates that differ after correction for the number of pairs: one in twenty of
+        these is expected to be a false positive (Benjamini and Hochberg)."""
+        from scipy.stats import false_discovery_control  # takes a second to import
 
         times = self.pairs[~self.pairs["quantity"].isin(MEMORY) & ~self.pairs["identical"]]
         adjusted = false_discovery_control(times["chance"]) if len(times) else times["chance"]
@@ -106,7 +106,7 @@ def _chosen(rows: Rows, where: Mapping[str, str]) -> Rows:
 
 
 def _with_pace(rows: Rows, noise: Noise) -> Rows:
-    """The rows with `pace`: what sets the speed of a time, from its wall and device clock."""
+    """Add `pace`: what limits a time, judged by its wall and device clocks."""
     numeric = ["value", "q1", "q3", "n"]
     rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numeric})
     rows["n"] = rows["n"].fillna(1).astype(int)
@@ -117,14 +117,14 @@ def _with_pace(rows: Rows, noise: Noise) -> Rows:
 
 
 def pace_of(clock: Any, busy: Any, noise: Noise) -> Any:
-    """What sets the speed of a time, or of each of many, from its clock and the share of it for
-    which the device is busy."""
+    """Classify what limits a time, or each of many, by its clock and the share of it for which the
+    device is busy."""
     wall = np.where(pd.isna(busy), UNKNOWN, np.where(busy < noise.host_bound_below, HOST, GPU))
     return np.where(np.isin(clock, ["device", "events"]), DEVICE, wall)
 
 
 def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, Variation]:
-    """Variation between processes by pace; that of all wall times where a class has none."""
+    """Variation between processes by pace; a wall class without replicates uses all wall times."""
     rows = pd.concat([rows.assign(set=index) for index, rows in enumerate(sets)])
     times = select(rows, status="ok", clock=["wall", "device"], **noise.replicates)
 
@@ -140,8 +140,8 @@ def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, Variation]:
 def _same_work(
     both: Rows, first: ResultSet, second: ResultSet
 ) -> tuple[Rows, dict[str, tuple[Any, Any]]]:
-    """Pairs whose files agree on every setting that both state, except how long they measured; and
-    whether a pair is one and the same measurement, in two places."""
+    """Drop pairs whose files disagree on a setting that both state, except how long to measure;
+    mark pairs that are one and the same measurement; also return the settings that differ."""
     unlike: dict[str, tuple[Any, Any]] = {}
     wrong, copied = set(), set()
     for ours, theirs in set(zip(both["file_a"], both["file_b"], strict=True)):
@@ -183,14 +183,14 @@ def _estimate(
 
 
 def _chance(ratio: float, error: float, df: float) -> float:
-    """How likely a ratio so far from 1 is if nothing differs."""
+    """P-value: how likely a ratio at least this far from 1 is if nothing differs."""
     if not error or not math.isfinite(error) or df < 1:
         return float(bool(error) or ratio == 1)
     return float(2 * stdtr(df, -abs(math.log(ratio)) / error))
 
 
 def _only(mine: Rows, other: Rows) -> Rows:
-    """Rows with a value here that have none there, with the reason that the other set gives."""
+    """Rows without a counterpart among the other set's values, with its status and reason."""
     valued = other[other["status"] == "ok"]
     alone = mine.merge(valued[KEYS], on=KEYS, how="left", indicator=True)
     alone = alone[alone["_merge"] == "left_only"]

@@ -1,11 +1,11 @@
 """Machines side by side: a table and a figure per question of the front page.
 
-Nothing is declared twice: the front page's own tables are read for every machine, one column of
-each is shown, and the machines become the columns. Published figures take part as machines of their
-own. A wall time is shown with the device time of the same work, by which machines are compared
-where both have it: the wall time of a step that waits for the host is noise of the host. Next to
-the ratio of two times stands the ratio of the ceilings that may explain it: matmul rates in the
-precision of the row, and copy bandwidths.
+Nothing is declared twice: one column of each front-page table is evaluated for every machine, and
+the machines become the columns. Published figures appear as machines of their own. A wall time is
+shown with the device time of the same work, and machines are compared by device time where both
+have it, because the wall time of a host-bound step measures the host. Next to the ratio of two
+times is the ratio of the ceilings that may explain it: matmul rates in the precision of the row,
+and copy bandwidths.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from lmlab.result_sets.differences import pace_of
 from lmlab.study.files import TEMPLATES
 
 MAX_ROWS, MAX_BARS = 30, 12
-# A table shows one column here; the first of these formats that it has.
+# One column of each table is shown: the first with a format of the earliest group.
 PREFERRED = (("ms", "us", "s"), ("percent", "times"), ("number", "integer", "GiB", "digits"))
-# Rows that differ in these alone are reduced to the longest that two machines share.
+# Of rows that differ only in one of these, the longest that most machines have is kept.
 LENGTHS = ("context", "sequence")
 NOT_STATED, NOTHING = "not stated", "–"
 COPY = "copy"
-# Values further apart than this are drawn on a logarithmic axis.
+# A larger ratio of highest to lowest value is drawn on a logarithmic axis.
 FAR_APART = 30
 
 Entries = dict[tuple[Any, ...], list[Cell]]
@@ -51,17 +51,17 @@ class Machine:
     chapters: Mapping[str, Rows]  # measured and derived rows by chapter
     ceilings: Mapping[str, float]
     """TFLOP/s by precision, and GB/s under `copy`: measured, of a published machine as stated."""
-    stated: Mapping[str, float]  # the same as the vendor states them
+    stated: Mapping[str, float]  # the same, as stated by the vendor
     published: bool = False
 
     def ceiling_over(self, first: Machine, name: str) -> float | None:
-        """The ratio of a ceiling to another machine's: stated to stated if nothing is measured."""
+        """Ratio of a ceiling to another machine's; for a published machine, both as stated."""
         mine = self.ceilings.get(name)
         theirs = (first.stated if self.published else first.ceilings).get(name)
         return mine / theirs if mine and theirs else None
 
     def over(self, first: Machine) -> str:
-        """The header of a ratio."""
+        """The column header of a ratio to another machine."""
         short = (m.name.removeprefix("NVIDIA ").removesuffix(", published") for m in (self, first))
         return " / ".join(short)
 
@@ -91,7 +91,7 @@ class Section:
         header, chosen = _chosen(question.table, column)
         table = question.table
         sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
-        measured = sum(not machine.published for machine in machines)  # they come first
+        measured = sum(not machine.published for machine in machines)  # these come first
 
         def entries(column: Column) -> Entries:
             return {
@@ -117,11 +117,11 @@ class Section:
 
     @property
     def identical(self) -> bool:
-        """Whether every row has one value, on two machines or more: nothing to compare."""
+        """Whether all machines have the same value in every row, so there is nothing to compare."""
         return all(len(row) > 1 and (row == row[0]).all() for row in self.values.values())
 
     def markdown(self) -> Markup:
-        """The table; the first machine is what the others are compared with."""
+        """The table, with the first machine as the baseline."""
         first = self.machines[0]
         others = list(enumerate(self.machines))[1:] if not self.identical else []
         rows = self.values.values()
@@ -154,8 +154,8 @@ class Section:
         return Markup(f"{markdown_table(header, lines, len(self.keys))}\n\n*{caption}.*")
 
     def _ratio(self, key: tuple[Any, ...], place: int) -> str:
-        """Another machine's value over the first one's; where it is a time, the speed, with its
-        verdict. Device times are compared where both have them."""
+        """Ratio of a machine's value to the first machine's; for times, of their speeds, or the
+        verdict if undecided. Device times are compared where both have them."""
         cells, device = ([each[key][0], each[key][place]] for each in (self.entries, self.device))
         values, busy = _values(cells), _values(device)
         compared = device if np.isfinite(busy).all() else cells
@@ -170,7 +170,7 @@ class Section:
         paces = pace_of([row["clock"] for row in rows], busy / values, self.noise)
         variations = [self.variation[pace] for pace in paces]
         if max(map(count_of, rows)) < 2 and not any(df for _, df in variations):
-            return times(a / b)  # computed from single values: nothing to judge it by
+            return times(a / b)  # single values of unknown variation: no interval
         found = interval(*unpaired(rows[1], rows[0], *variations))
         return times(found.ratio) if found.decided else found.verdict
 
@@ -209,8 +209,8 @@ def questions(
     tables: Callable[[str], Mapping[str, Table]],
     own: Mapping[str, Table],
 ) -> Iterator[Question]:
-    """Headings of the front page in the order of the study, each with its `own` table or the first
-    below it."""
+    """Headings of the front page in the order of the study, each with its table in `own` or else
+    the first one below it."""
     for chapter in chapters:
         file = TEMPLATES / "front" / f"{chapter}.md.j2"
         text = file.read_text() if file.exists() else ""
@@ -231,8 +231,8 @@ def _chosen(table: Table, column: str | None) -> tuple[str, Column]:
 
 
 def _reduced(found: Entries, keys: Sequence[str]) -> tuple[Entries, int]:
-    """Rows that two machines have, else those that one has; at most so many. Of rows that differ
-    in a length alone the one that most machines have, then the longest."""
+    """Select at most MAX_ROWS rows that two machines have (or else one), and count the rest. From
+    many rows that differ only in a length, keep the one most machines have, then the longest."""
     count = {key: np.isfinite(_values(cells)).sum() for key, cells in found.items()}
     enough = 2 if max(count.values(), default=0) > 1 else 1
     shared = chosen = [key for key in found if count[key] >= enough]

@@ -1,6 +1,6 @@
 """Published figures of other GPUs, from CSV files with one row per figure.
 
-What a source does not state is "not stated".
+A missing entry reads "not stated".
 """
 
 from pathlib import Path
@@ -9,18 +9,18 @@ import pandas as pd
 
 from lmlab.report.frame import Rows, table_of
 
-# The column that holds the figure.
+# Possible names of the column that holds the figure.
 VALUES = ("mean_ms", "ms", "peak_gib", "time_percent", "value", "what")
 
 
 def load_published(folder: Path) -> Rows:
-    """All published figures as rows of the chapter `published`, the name of a file as `topic`."""
+    """All published figures as rows of the chapter `published`, with the file name as `topic`."""
     frames = [table_of([])]
     for file in sorted(folder.glob("*.csv")):
         found = pd.read_csv(file, dtype={"source": str}).astype(object)
         number = next(name for name in VALUES if name in found)
         found = found.rename(columns={"source": "writeup", number: "value"}).fillna("not stated")
-        # A column with a gap is read as floats.
+        # pandas reads an integer column with a gap as floats.
         found = found.map(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)
         frames.append(
             found.assign(chapter="published", topic=file.stem, quantity="published", status="ok")

@@ -1,8 +1,8 @@
 """Sets of results: a folder, a machine by name, or either at a git revision (`nvidia-h200:HEAD~3`).
 
 A set is whatever result files a folder holds, of any study. At a revision, files are read out of
-`git archive` in memory: nothing is checked out, nothing of that revision runs. Only times, rates
-and memory are retained, without their samples, so thousands of results stay small.
+`git archive` in memory: nothing is checked out, and no code of that revision runs. Only times,
+rates and memory are kept, without their samples, so thousands of results stay small.
 """
 
 import io
@@ -19,10 +19,10 @@ from lmlab.study.files import ROOT
 from lmlab.study.results import Result, ResultError, parse
 
 RESULTS = Path("results")
-# What is compared: milliseconds, the rates of the machine card, where more is better, and bytes.
+# Compared: times in ms, rates of the machine card (higher is better), and memory in bytes.
 TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
 MEMORY = ("peak_memory", "phase_peak", "memory", "saved_memory", "saved_for_backward")
-# The shape at which a rate was highest; another machine may prefer another one.
+# Labels that hold the shape with the highest rate, which may differ between machines.
 FOUND_BY_MEASURING = {"side": RATES, "bytes": ("copy_bandwidth",)}
 # Facts of the machine card that may explain a difference.
 EXPLAINING = (
@@ -36,7 +36,7 @@ class ResultSet:
     """The results of one set, reduced to what is compared."""
 
     name: str
-    rows: Rows  # as of report/frame.py, with `file` and `point`; times, rates and memory alone
+    rows: Rows  # as in report/frame.py, plus `file` and `point`; only times, rates and memory
     files: Mapping[str, Mapping[str, Any]]  # per file: settings and identity of the measurement
     facts: Mapping[str, str]
     """Machine, versions, clocks, power limit: what may explain a difference."""
@@ -88,7 +88,7 @@ def _members(archive: bytes, inside: str) -> Iterator[tuple[str, bytes]]:
 
 
 def repository_of(folder: Path) -> Path | None:
-    """The working tree that a folder belongs to."""
+    """The working tree that a folder belongs to, or None."""
     top = git(folder, "rev-parse", "--show-toplevel")
     return None if top is None else Path(top.decode().rstrip("\n"))
 
@@ -102,7 +102,7 @@ def commit_of(root: Path, revision: str) -> str:
 
 
 def git(folder: Path, *arguments: str) -> bytes | None:
-    """Output of a git command; None if it fails or there is no git."""
+    """Output of a git command; None if it fails or git is not installed."""
     try:
         command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, check=True).stdout
@@ -111,7 +111,7 @@ def git(folder: Path, *arguments: str) -> bytes | None:
 
 
 def load_set(spec: str) -> ResultSet:
-    """Read a set; what cannot be read is a problem in one line."""
+    """Read a set; each unreadable file becomes a one-line problem."""
     rows: list[dict[str, Any]] = []
     files: dict[str, dict[str, Any]] = {}
     places: dict[tuple[str, str], str] = {}
@@ -128,7 +128,7 @@ def load_set(spec: str) -> ResultSet:
         if (same := places.setdefault(point, path)) != path:
             raise ValueError(f"{spec}: {same} and {path} are one point; allowed: one set at a time")
         scalars = {k: v for k, v in result.settings.items() if isinstance(v, str | int | float)}
-        # Ranks choose the model's size when they run.
+        # Ranks choose the model's size at run time.
         chosen = [r for r in result.measurements if r["quantity"] == "size" and r["status"] == "ok"]
         scalars |= {f"size for {r['labels']['purpose']}": r["value"] for r in chosen}
         identity = (result.started_at, result.code_fingerprint, result.elapsed_s)
@@ -149,7 +149,7 @@ def load_set(spec: str) -> ResultSet:
 
 
 def _rows(result: Result, path: str) -> list[dict[str, Any]]:
-    """A row per record that is compared, and one for a point without a value."""
+    """One row per compared record, and one per point without a value."""
     compared = tuple(r for r in result.measurements if r["quantity"] in (TIME, *RATES, *MEMORY))
     rows = rows_of(replace(result, measurements=compared), Path(path))
     for row, record in zip(rows, compared, strict=False):
@@ -157,13 +157,13 @@ def _rows(result: Result, path: str) -> list[dict[str, Any]]:
         named = {k: v for k, v in labels if row["quantity"] not in FOUND_BY_MEASURING.get(k, ())}
         parts = {**result.parameters, **named}.items()
         row["point"] = " ".join(f"{key}={value}" for key, value in parts)
-    # Not those of a record: a setting has the same name, by which rows can be chosen.
+    # The setting named `samples` instead of the record's samples, so rows can be selected by it.
     samples = result.settings.get("samples")
     return [{**row, "file": path, "samples": samples} for row in rows]
 
 
 def _facts(result: Result) -> Iterator[tuple[str, Any]]:
-    """What a result says of its machine, its software and its flags."""
+    """Facts about a result's machine, software and flags."""
     found = {"machine": result.machine["name"], **result.versions}
     found |= {f"{flag} results": "some" for flag in result.flags if flag != "noisy"}
     if result.chapter == "machine":

@@ -1,8 +1,8 @@
-"""config.yaml as typed data, checked whole before anything runs.
+"""config.yaml as typed data, fully validated before anything runs.
 
-A study can take an hour, so a wrong key must be found before it starts. The schema says
-what each key may hold; what it cannot say (a size that no block defines, heads that do not divide
-the width) is checked here. Every error is one line: the key, the value, what is allowed.
+A study can take an hour, so a wrong key must be found before it starts. The schema says what each
+key may hold; what a schema cannot express (an undefined size, heads that do not divide the width)
+is checked here. Every error is one line: the key, the value, what is allowed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -65,7 +65,7 @@ class Study:
         }
 
     def shapes(self, sizes: Iterable[str]) -> list[dict[str, Any]]:
-        """Hyper-parameters of several sizes, for a point that chooses one where it runs."""
+        """Hyper-parameters of several sizes, for a point that chooses one at run time."""
         return [{"size": size, **asdict(self.sizes[size])} for size in sizes]
 
 
@@ -99,7 +99,7 @@ def load(config: Mapping[str, Any], device: str) -> Study:
 
 
 def _check_keys(key: str, value: object) -> None:
-    """YAML reads an unquoted number as a number, so looking up the key as a string would fail."""
+    """Reject keys that are not strings, such as an unquoted number; string lookups would fail."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             path = f"{key}.{name}" if key else str(name)
@@ -109,7 +109,7 @@ def _check_keys(key: str, value: object) -> None:
 
 
 def _check_report(report: str) -> None:
-    """A report needs a separate folder, where its path really leads, through links too."""
+    """Check that the report path, with links resolved, is a separate folder."""
     folder = Path(report).resolve()
     taken = [ROOT / name for name in PROJECT_FOLDERS]
     taken += [Path(name).resolve() for name in RUN_FOLDERS]
@@ -128,7 +128,7 @@ def _check_report(report: str) -> None:
 
 
 def _check_size(name: str, shape: Size) -> None:
-    """Heads share the width evenly, and rotary embedding rotates pairs of features."""
+    """Check that the head dimension is an even integer: rotary embedding rotates pairs."""
     pairs, odd = divmod(shape.d_model, 2)
     if odd or pairs % shape.num_heads:
         allowed = ", ".join(str(heads) for heads in range(1, pairs + 1) if pairs % heads == 0)
@@ -139,7 +139,7 @@ def _check_size(name: str, shape: Size) -> None:
 
 
 def _sizes_named(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Key and name of every size in a block, in a list or alone, in any of its parts."""
+    """Key and name of every size that a block or its nested blocks mention, in a list or alone."""
     yield from (("sizes", size) for size in block.get("sizes", ()))
     if "size" in block:
         yield "size", block["size"]

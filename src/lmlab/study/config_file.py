@@ -1,9 +1,9 @@
-"""Configuration as text: YAML files and `key=value` overrides, every key once.
+"""Configuration as text: YAML files and `key=value` overrides, without duplicate keys.
 
-YAML silently keeps the last of two duplicate keys. Snakemake's `--config` gives types to single
-values only, and leaves "4" inside a mapping as a string. YAML can also say what no configuration
-means: values that refer to themselves, values of other types (`!!timestamp q`), a few lines that
-stand for a billion. Each is one error, with its line.
+YAML silently keeps the last of two duplicate keys. Snakemake's `--config` converts scalars only at
+the top level, and leaves "4" inside a mapping as a string. YAML also allows what makes no sense in
+a configuration: values that contain themselves, values that do not fit their tag (`!!timestamp q`),
+a few lines that expand to a billion values. Each of these is a one-line error.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ class RepeatedKey(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain YAML, every key once."""
+    """Load plain YAML and reject duplicate keys."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """PyYAML's own, which raises what Python raises for a value that its tag does not fit."""
+        """As in PyYAML, but a value that does not fit its tag raises a YAML error with its line."""
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
             raise ConstructorError(None, None, value, node.start_mark) from error
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """A mapping as it is written: a merged one (`<<`) may bring a key again."""
+        """Check keys as written, before merging: a merge (`<<`) may repeat a key."""
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -58,7 +58,7 @@ def parse(text: str) -> Any:
 
 
 def _count(value: object, depth: int, counted: int) -> int:
-    """How many values there are, as far as it is sane."""
+    """Count nested values; a YAMLError if there are too many or they are nested too deeply."""
     counted += 1
     if depth > DEEPEST or counted > MOST_VALUES:
         raise yaml.YAMLError(TOO_DEEP)
@@ -85,7 +85,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def typed(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The mappings and lists among Snakemake's overrides, with their values typed as in a file."""
+    """Snakemake's overrides that are mappings or lists, with values typed as in a YAML file."""
     return {
         key: _typed(value) for key, value in overrides.items() if isinstance(value, Mapping | list)
     }

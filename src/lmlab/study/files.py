@@ -13,14 +13,14 @@ REFERENCES = ROOT / "report" / "references"
 
 
 class NotWritten(OSError, ValueError):
-    """A file that cannot be written, in one line: a full disk, a folder without the right to."""
+    """A file that cannot be written (full disk, missing permission); the message is one line."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}; it is not written"
 
 
 def check_writable(files: Iterable[str]) -> None:
-    """Raise a one-line error for the first folder in which one of some files cannot be created."""
+    """Raise a one-line error for the first folder in which a file could not be created."""
     parents = (Path(file).absolute().parents for file in files)
     for folder in dict.fromkeys(next(filter(os.path.lexists, above)) for above in parents):
         try:

@@ -1,11 +1,11 @@
-"""A hash of the code that a measurement runs: what makes a result stale.
+"""A hash of the code that a measurement runs; a result is stale once it changes.
 
-From the modules a point names, every `import` statement (at any depth) that leads to a module of
-the same packages, or to one next to them, is followed without running it; what is installed
-elsewhere is known by its version. Each file is hashed as a syntax tree without comments, docstrings
-or positions, so that explaining the code better does not make a result stale; not by `ast.dump`,
-which differs between Python versions. A YAML file of the same name next to a module counts with it.
-Imports built from strings are not followed: callers pass the modules that registries name as roots.
+Starting from root modules, every `import` statement (at any depth) that leads to a module in the
+roots' packages, or next to them, is followed statically; packages installed elsewhere are known by
+their versions. Each file is hashed as a syntax tree without comments, docstrings or positions, so
+documenting code does not make results stale. `ast.dump` is not used, because its output differs
+between Python versions. A YAML file named like the module next to it is hashed with it. Imports
+built from strings are not followed: callers pass the modules that registries name as roots.
 """
 
 import ast
@@ -30,9 +30,9 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def code_fingerprint(
     roots: Iterable[str], search_path: Sequence[str], *, excluded: Collection[str] = ()
 ) -> str:
-    """One hash over every file in the import closure of the modules named.
+    """One hash over every file in the import closure of the roots.
 
-    Excluded modules, by name or pattern, are followed, but their own text does not count.
+    Excluded modules (names or patterns) are followed, but not hashed themselves.
     """
     digest = hashlib.sha256()
     for name, file in sorted(import_closure(roots, search_path).items()):
@@ -92,7 +92,7 @@ def _imports(file: Path, name: str) -> Iterator[str]:
     """Every module that a file's import statements may lead to."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     for level, module, imported in _facts(file, file.stat().st_mtime_ns)["imports"]:
-        with suppress(ImportError):  # beyond the package: it would fail when run, too
+        with suppress(ImportError):  # beyond the package: would also fail at run time
             base = resolve_name("." * level + module, package)
             yield from (base, *(f"{base}.{each}" for each in imported))
 
@@ -107,7 +107,7 @@ def _facts(file: Path, mtime_ns: int) -> dict[str, Any]:
 
 
 def _import_statements(tree: ast.Module) -> Iterator[list[Any]]:
-    """Level, module, and the names taken from it, of every import statement."""
+    """Level, module and imported names of every import statement."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ([0, alias.name, []] for alias in node.names)
@@ -121,7 +121,7 @@ def tree_hash(tree: ast.Module) -> str:
 
 
 def _canonical(node: object) -> Iterator[str]:
-    """The tree as text, without empty fields: a field that a newer Python adds is empty here."""
+    """The tree as text, without empty fields, since newer Python versions add fields."""
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for field in sorted({*node._fields} - IGNORED_FIELDS):

@@ -1,4 +1,4 @@
-"""Grids that chapters share: every combination of a block's axes, and groups of ranks."""
+"""Grids that chapters share: combinations of a block's axes, and points with several ranks."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -13,8 +13,8 @@ SHAPES = {"size": "sizes", "context": "contexts", "batch": "batches", "precision
 def combinations(
     block: Mapping[str, Any], axes: Mapping[str, str]
 ) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """Every combination of the axes once, of the block and of those that `more` makes of it by
-    changing some keys; each with the last of these blocks that has it."""
+    """Every distinct combination of the axes, in the block and in each variation of it that `more`
+    makes by overriding keys; each is paired with the last block that contains it."""
     grids = [block, *({**block, **more} for more in block["more"])]
     found = {
         values: grid

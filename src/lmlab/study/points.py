@@ -43,12 +43,12 @@ class Point:
         )
 
     def to_json(self) -> str:
-        """One line, the same for the same point."""
+        """One line of JSON, identical for equal points."""
         return json.dumps(vars(self), separators=(",", ":"))
 
 
 def crossed(**axes: Iterable[Any]) -> list[dict[str, Any]]:
-    """Every combination of some axes, the last one fastest."""
+    """Every combination of the axes; the last one varies fastest."""
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
@@ -64,7 +64,7 @@ def point_from_json(text: str) -> Point:
 
 
 def _path_part(key: str, value: Scalar) -> str:
-    text = str(value).replace(":", ".")  # an import path, as of a user's own attention
+    text = str(value).replace(":", ".")  # in import paths, such as a user's own attention
     if not SAFE_VALUE.match(text) or text in {".", ".."}:
         raise ValueError(
             f"{key} = {text!r} cannot be part of a path; "

@@ -1,9 +1,9 @@
-"""One JSON file per measured point: written atomically, validated when it is written and read.
+"""One JSON file per measured point: written atomically, validated on write and on read.
 
-`workflow/schemas/result.schema.json` says what a result holds. What it cannot say is checked here:
-numbers are finite and not absurd, a quantity with a unit is a number, no record occurs twice, all
-samples are there, and settings have the types that the study gives them. An unusable file gives a
-one-line error that names it.
+`workflow/schemas/result.schema.json` defines what a result holds. What a schema cannot express is
+checked here: numbers are finite and not absurd, a quantity with a unit is a number, no record
+occurs twice, `n` matches the samples, and settings have the same types as in the study. An unusable
+file raises a one-line error that names it.
 """
 
 import json
@@ -25,16 +25,16 @@ Status = Literal["ok", "oom", "unsupported", "failed"]
 
 # Figures need reduced data, not traces: a page reads hundreds of results.
 SIZE_LIMIT_BYTES = 200_000
-# Written with a line per record, a result is longer than as one line.
+# A file has one line per record, so it is larger than the same result on a single line.
 LARGEST_FILE_BYTES = 4 * SIZE_LIMIT_BYTES
-# Nothing that is measured or computed comes near; beyond it, arithmetic on pages overflows.
+# Far above any measured or computed value; beyond it, arithmetic in the report overflows.
 LARGEST_NUMBER = 1e36
 # A progress line fits the phases of a step, not dozens of variants.
 HEADLINE_TIMES = 6
 
 
 class ResultError(ValueError):
-    """A result file that cannot be used, in one line."""
+    """A result file that cannot be used; the message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Result:
         return json.dumps(values, separators=(",", ":"), allow_nan=False)
 
     def write(self, path: Path) -> None:
-        """Validate as when it is read, then write atomically."""
+        """Validate as on reading, then write atomically."""
         text = self.to_json()
         parse(text, path)
         if len(text) > SIZE_LIMIT_BYTES:
@@ -125,8 +125,8 @@ def parse(content: str | bytes, path: Path | str) -> Result:
 
 
 def checked(result: Result, point: Point, path: Path, machine: str) -> Result:
-    """The result, if it is that of the point on that machine; else a `ResultError`: a file may have
-    been copied here by hand."""
+    """Return the result if it belongs to this point and machine, else raise a `ResultError`: the
+    file may have been copied here by hand."""
     if (result.chapter, dict(result.parameters)) != (point.chapter, dict(point.parameters)):
         raise ResultError(f"{path}: holds the result of another point")
     if result.machine["id"] != machine_of(machine):
@@ -139,7 +139,7 @@ def checked(result: Result, point: Point, path: Path, machine: str) -> Result:
 
 
 def _like(found: object, wanted: object) -> bool:
-    """Whether a setting has the type of another; an integer is also a number."""
+    """Whether two settings have the same type; integers and floats count as one type."""
     if isinstance(found, dict) and isinstance(wanted, Mapping):
         return all(_like(found[key], wanted[key]) for key in found if key in wanted)
     if isinstance(found, list) and isinstance(wanted, list | tuple):
@@ -152,7 +152,7 @@ def _kind(value: object) -> type:
 
 
 def _check_records(records: Sequence[Mapping[str, Any]], path: Path | str) -> None:
-    """A quantity with a unit is a number, `n` counts the samples, labels distinguish records."""
+    """Check that quantities with a unit are numbers, `n` counts samples, and records are unique."""
     seen = set()
     for record in records:
         if record.get("n") != (len(record["samples"]) if "samples" in record else None):
@@ -169,7 +169,7 @@ def _check_records(records: Sequence[Mapping[str, Any]], path: Path | str) -> No
 
 
 def _one_record_per_line(values: Mapping[str, Any]) -> str:
-    """JSON whose diffs can be reviewed: a line per key, and per measurement."""
+    """JSON with reviewable diffs: one line per key and per measurement."""
     lines = {key: json.dumps(value) for key, value in values.items()}
     records = ",\n  ".join(map(json.dumps, values["measurements"]))
     lines["measurements"] = f"[\n  {records}\n ]" if records else "[]"

@@ -1,8 +1,8 @@
 """One run per folder: a lock that cannot outlive the process that holds it.
 
-Snakemake marks a folder as locked with files, which a killed run leaves behind; the next run would
-then refuse to start. So a run also holds a kernel lock on a file next to them, which ends with the
-process. Whoever gets that lock knows that all other marks are left over, and removes them.
+Snakemake locks a folder with lock files, which a killed run leaves behind; the next run would then
+refuse to start. So a run also holds a kernel lock on a file next to them, which is released when
+the process ends. The run that gets it knows that any lock files are stale, and removes them.
 """
 
 import fcntl
@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def hold(records: Path) -> int:
-    """Lock Snakemake's folder of records for as long as this process lives; returns the file's
-    descriptor. Raises a ValueError while another process lives that holds it."""
+    """Lock Snakemake's folder of records until this process ends; returns the lock file's
+    descriptor. Raises a ValueError if another process holds the lock."""
     try:
         records.mkdir(exist_ok=True)
         handle = os.open(records / "lmlab.lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -29,7 +29,7 @@ def hold(records: Path) -> int:
         ) from error
     here = socket.gethostname()
     before = os.pread(handle, 200, 0).decode(errors="replace").strip()
-    # Not every shared file system carries the lock to other hosts, so their marks are left alone.
+    # Not every shared file system propagates locks to other hosts, so their lock files stay.
     if not before or before.endswith(f" on {here}"):
         for mark in (records / "locks").glob("*.lock"):
             mark.unlink(missing_ok=True)

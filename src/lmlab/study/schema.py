@@ -1,4 +1,4 @@
-"""Values checked against JSON schemas, with errors a person can act on: what is allowed instead."""
+"""Check values against JSON schemas, with errors that say what is allowed instead."""
 
 import json
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_c
 
 @cache
 def config_schema() -> dict[str, Any]:
-    """The schema of config.yaml, each reference replaced by what it refers to: following them
-    takes half the time of a check."""
+    """The schema of config.yaml with every `$ref` inlined: following references takes half the
+    time of a check."""
     whole = json.loads((SCHEMAS / "config.schema.json").read_text())
 
     def inlined(schema: Any) -> Any:
@@ -66,14 +66,14 @@ def config_schema() -> dict[str, Any]:
 
 
 def why_invalid(value: object, schema: Mapping[str, Any] | None = None) -> str | None:
-    """The first error of a value, in one line; `schema` is a part of the configuration's."""
+    """The first error of a value in one line, or None; `schema` defaults to config.yaml's."""
     errors = Validator(schema or config_schema()).iter_errors(value)
     first = min(errors, key=lambda error: list(map(str, error.path)), default=None)
     return _describe(first) if first else None
 
 
 def _describe(error: jsonschema.ValidationError) -> str:
-    """The key, the value, what is allowed."""
+    """An error in one line: the key, the value, what is allowed."""
     schema, found = cast(dict[str, Any], error.schema), cast(Any, error.instance)
     parts = [str(part) for part in error.absolute_path]
     if error.validator == "additionalProperties":

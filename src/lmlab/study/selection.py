@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPEAT = "repeat"  # the label of the set with which the report shows how well results repeat
+REPEAT = "repeat"  # label of the set from which the report shows how well results repeat
 
 
 def machine_of(folder: str) -> str:
@@ -22,7 +22,7 @@ def machine_of(folder: str) -> str:
 
 
 def device_of(folder: str) -> str:
-    """The kind of device of another machine: it cannot be looked up, but its id names it."""
+    """The device type of another machine, from its id, since it cannot be looked up here."""
     return "cpu" if folder.startswith("cpu-") else "cuda"
 
 
@@ -48,7 +48,7 @@ def select(config: Mapping[str, Any], here: str, device_here: str) -> Selection:
 
 
 def check_results_exist(selection: Selection, results: Path, here: str) -> None:
-    """A run that does not measure needs existing results; a misspelt machine has none."""
+    """Raise a ValueError for a run that neither measures nor has results (a misspelled machine)."""
     if selection.measuring or (results / selection.machine).is_dir():
         return
     others = sorted(path.name for path in results.glob("*/") if path.name != here)

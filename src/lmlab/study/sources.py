@@ -1,10 +1,10 @@
-"""Source files read without running them: valid Python or not, the names they may define, and
-facts about them that are cached between processes.
+"""Inspect source files without running them: syntax, names they may define, and other facts, which
+are cached between processes.
 
-The workflow is planned without importing a user's model, which would import torch; read as text,
-the file shows a missing name or a syntax error before every job fails with it. Parsing hundreds of
-files takes two seconds, for every dry run and every point, so what follows from a file is cached
-under the hash of its bytes, in one file of the user's cache folder; without that all works, slower.
+The workflow is planned without importing a user's model, which would import torch; parsing the file
+reveals a missing name or a syntax error before every job fails with it. Parsing hundreds of files
+takes two seconds for every dry run and every point, so facts are cached by content hash, in a file
+in the user's cache folder. Without that file everything works, only slower.
 """
 
 import ast
@@ -26,17 +26,17 @@ MAX_ENTRIES = 1000
 
 
 def parse(source: bytes, file: Path) -> ast.Module:
-    """The syntax tree of a file's text, or a ValueError in one line."""
+    """The syntax tree of a file, or a one-line ValueError."""
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError) as error:  # the latter, in some versions, for null bytes
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, in some versions
         line = getattr(error, "lineno", None)
         where = f"{file}, line {line}" if line else str(file)
         raise ValueError(f"{where}: {getattr(error, 'msg', error)}") from error
 
 
 def may_define(file: Path, name: str) -> bool:
-    """Whether a module can have that name; also true if only running it would show."""
+    """Whether a module may define a name; also true if only running it could tell."""
     return not _names(file, file.stat().st_mtime_ns).isdisjoint({name, *HIDE_NAMES})
 
 
@@ -54,7 +54,7 @@ def _names(file: Path, mtime_ns: int) -> set[str]:
 
 
 def facts_of(source: bytes, compute: Callable[[bytes], Any], version: str) -> Any:
-    """What `compute`, in that version, returns for the source, as JSON gives it back."""
+    """The result of `compute(source)`, which must be JSON, cached for this `version` of compute."""
     key = hashlib.sha256(version.encode() + b"\0" + source).hexdigest()
     store = _store()
     if key not in store:
@@ -66,7 +66,7 @@ def facts_of(source: bytes, compute: Callable[[bytes], Any], version: str) -> An
 def _store() -> dict[str, Any]:
     """What earlier processes have computed; additions are saved when this process exits."""
     store: dict[str, Any] = {}
-    # A file that is missing, unreadable or cut off is an empty store; so is a home that is none.
+    # A missing, unreadable or truncated file is an empty store; so is an unknown home folder.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         found = json.loads(_path().read_text())
         store = found if isinstance(found, dict) else store

@@ -1,8 +1,7 @@
 """Attention: eight topics, from the naive formula to our own kernels inside the model.
 
-A point is a comparison: the variants in its setting `variants` are measured against each other in
-one process. Those that compile cost seconds per shape, so a block may limit the shapes at which one
-runs.
+A point is a comparison: its `variants` are measured against each other in one process. Variants
+that compile take seconds per shape, so `only_at` may limit the shapes they run at.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -65,8 +64,8 @@ def _softmax(study: Study, block: Block, asked: Block) -> Topic:
 
 
 def _tiles(study: Study, block: Block, asked: Block) -> Topic:
-    """`block_m` and `block_n` are those of the forward pass. Backward swaps them, so that the tile
-    which a program holds (there of keys) takes the same sizes."""
+    """The study's `block_m` and `block_n` are for the forward pass. Backward swaps them, so that
+    the resident tile of a program (there of keys) takes the same sizes."""
     shared = _only(asked, "batch", "heads", "sequences", "precision", "stages", *SAMPLING)
     forward = [[held, streamed] for held, streamed in product(asked["block_m"], asked["block_n"])]
     tiles = {"forward": forward, "backward": [[streamed, held] for held, streamed in forward]}
@@ -110,7 +109,7 @@ TOPICS: dict[str, Callable[[Study, Block, Block], Topic]] = {
 
 
 def _in_model(study: Study, point: Parameters, asked: Block, *keys: str) -> dict[str, Any]:
-    """Settings of attention alone, in the shape that it has in a model of some size."""
+    """Settings of attention on its own, in the shape it has in a model of this size."""
     return {**asdict(study.sizes[point["size"]]), **_only(asked, *keys)}
 
 

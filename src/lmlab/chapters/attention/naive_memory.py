@@ -1,10 +1,10 @@
-"""What naive attention holds in memory, tensor by tensor, according to its formula.
+"""Memory of naive attention, tensor by tensor, predicted from its formula.
 
-softmax(Q K^T / sqrt(d)) V writes the result of every operation to memory. Softmax saves its result,
-the weights, which the second product needs too, and so one tensor of batch x sequence x sequence
-stays (and the mask, if any). Forward peaks with two: each operation reads one and writes one.
-Backward peaks while softmax is differentiated: weights, gradient of the weights, the product of
-both (which PyTorch writes to memory on a GPU before it sums the rows) and gradient of the scores.
+softmax(Q K^T / sqrt(d)) V writes the result of every operation to memory. Softmax saves its output,
+the weights, which the second matmul needs too, so one tensor of batch x sequence x sequence is kept
+for backward (plus the mask, if any). Forward peaks at two: each operation reads one and writes one.
+Backward peaks at four, inside softmax: weights, their gradient, the product of both (which PyTorch
+writes to memory on a GPU before summing its rows) and the gradient of the scores.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ ITEMSIZE = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 def account(point: Mapping[Any, Any]) -> Iterator[tuple[str, str, int]]:
-    """(stage, tensor, bytes) of attention without heads, with the sum of each stage as a tensor."""
+    """Yield (stage, tensor, bytes) for attention without heads; `sum` is the total of a stage."""
     batch, sequence, itemsize = point["batch"], point["sequence"], ITEMSIZE[point["precision"]]
     sizes = dict.fromkeys(SCORES, batch * sequence * sequence * itemsize)
     sizes["mask"] = sequence * sequence

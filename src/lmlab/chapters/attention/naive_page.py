@@ -1,4 +1,4 @@
-"""Naive attention: times, memory measured and by its formula, where it ends; and its softmax."""
+"""Naive attention: times, measured and predicted memory, the longest sequence; and its softmax."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ COPIED = ("chapter", "source", "topic", "precision", "head_dim", "sequence")
 
 
 def with_softmax(rows: Rows) -> Rows:
-    """Both softmaxes against the two matmuls of attention."""
+    """Add ratios of fused and written-out softmax to the two matmuls of attention."""
     time_of = {"topic": "softmax", "quantity": "time"}
     parts = {part: {**time_of, "part": part} for part in ("softmax", "scores", "output")}
     steps = {part: {**time_of, "part": part} for part in WRITTEN_OUT}
@@ -31,7 +31,7 @@ def with_softmax(rows: Rows) -> Rows:
 
 
 def expected_memory(rows: Rows) -> Rows:
-    """Memory of naive attention by its formula, at every shape of the study, measured or not."""
+    """Memory predicted for naive attention, at every shape of the study, measured or not."""
     found = []
     for point in records(select(rows, topic="naive").drop_duplicates("source")):
         base = {**{key: point[key] for key in COPIED}, "status": "ok", "flags": ()}
@@ -50,7 +50,7 @@ def extreme_naive(rows: Rows, status: str) -> dict[str, Any] | None:
 
 
 def shown_naive(rows: Rows) -> Rows:
-    """Naive attention at one head dimension: that which did not fit, or the largest."""
+    """Naive attention at one head dimension: where a sequence did not fit, else the largest."""
     shape = extreme_naive(rows, "oom") or extreme_naive(rows, "ok")
     if shape is None:
         return rows.head(0)
@@ -86,7 +86,7 @@ def panels(results: Results) -> Rows:
 
 
 def facts(rows: Rows) -> dict[str, Any] | None:
-    """Where naive attention ends, and how well the formula predicts its memory."""
+    """The longest sequence that fits, the first that does not, and measured over predicted peak."""
     largest, full = extreme_naive(rows, "ok"), extreme_naive(rows, "oom")
     if largest is None:
         return None

@@ -46,18 +46,18 @@ LABELS = ("topic", "variant", "phase", "stage", "tensor", "part", "direction", "
 COLUMNS = (*LABELS, "block_m", "block_n", *dict.fromkeys([*SHAPE, *MODEL_SHAPE]))
 OVER_CAP, OVER_CAP_REASON = "over-cap", "exceed the time cap"
 TIMES = {"quantity": "time", "clock": ["wall", "events"]}
-# Both passes in one call should take about as long as the two timed apart.
+# Both passes in one call should take about as long as the two timed separately.
 INCONSISTENT_ABOVE = 1.5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Display names, consistency flags, memory by the formula, ratios, rates."""
+    """Add display names, consistency flags, predicted memory, ratios and rates."""
     rows = rows.reindex(columns=[*dict.fromkeys([*rows, *COLUMNS])])
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
         attention=rows["variant"].map(lambda name: NAMES.get(name, name)),
         kernel=kernel.where(rows["variant"] != CHOSEN, kernel.map("chosen, {}".format)),
-        # Too slow to be started is not the same as not supported: the cell names it.
+        # Too slow to start is not the same as unsupported, and the cell says which.
         reason=rows["reason"].map(lambda why: OVER_CAP if OVER_CAP_REASON in str(why) else why),
     )
     rows = mark_inconsistent(rows)
@@ -73,7 +73,7 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def mark_inconsistent(rows: Rows) -> Rows:
-    """Flag times of both passes that far exceed the sum of the passes timed apart."""
+    """Flag times of both passes that far exceed the sum of the two timed separately."""
     parts = {p: {"quantity": "time", "topic": [*ON], "phase": p} for p in reversed(PASSES)}
     key = ["source", "variant"]
     rows = combine(rows, "excess", parts, lambda p: p.both / (p.forward + p.backward), on=key)
@@ -88,7 +88,7 @@ def consistent(flags: Any) -> bool:
 
 
 def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
-    """Two variants of the same points, which took turns in one process."""
+    """Compare two variants at the same points, interleaved in one process."""
     where |= {**TIMES, "topic": topic, "flags": consistent}
     ours, other = {"variant": variant}, {"variant": baseline}
     return Compare(variant=ours, baseline=other, on=on, where=where)
@@ -123,7 +123,7 @@ def ours_against_best(rows: Rows, topic: str) -> Comparison:
 
 
 def speedups(pairs: list[Pair]) -> Rows:
-    """Comparisons as rows, named after what ours is compared with."""
+    """Pairs as rows, labeled with the variant that ours is compared with."""
     rows = Comparison(pairs).rows()
     return rows.assign(
         attention=[pair.baseline["attention"] for pair in pairs],
@@ -133,7 +133,7 @@ def speedups(pairs: list[Pair]) -> Rows:
 
 
 def with_most_variants(rows: Rows) -> Rows:
-    """The race at the head dimension at which most variants ran: others compile too slowly."""
+    """The benchmark at the head dim that most variants cover; slow compilers skip the others."""
     rows = timed_variants(rows, "benchmark")
     ran = select(rows, quantity="memory", status="ok").groupby("head_dim")["variant"].nunique()
     return select(rows, head_dim=ran.idxmax()) if len(ran) else rows
@@ -158,23 +158,23 @@ def relative_speed(results: Results, topic: str) -> Rows:
 
 
 def race(results: Results) -> Rows:
-    """A few variants over one head."""
+    """Variants for the race figure: those in `DRAWN`, with only one SDPA backend."""
     rows = relative_speed(results, "benchmark")
     sdpa = CUDNN if CUDNN in set(rows["variant"]) else "sdpa_flash"
     panel = [f"{p}, head dim {d}" for p, d in zip(rows["precision"], rows["head_dim"], strict=True)]
-    # A user's own variant has no name there, and is drawn.
+    # A user's own variant is not in NAMES, so it is always drawn.
     left_out = {*NAMES} - {name for name in DRAWN if name == sdpa or not name.startswith("sdpa")}
     return select(rows.assign(panel=panel), variant=lambda name: name not in left_out)
 
 
 def shape_race(results: Results) -> Rows:
-    """The variants at the models' shapes, at the first batch of the study."""
+    """The variants at the models' shapes, at the study's first batch size."""
     rows = at_first(relative_speed(results, "shapes"), "batch")
     return rows.assign(panel=rows["size"] + ", " + rows["precision"])
 
 
 def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any) -> Table:
-    """One column per variant, at every shape of a topic."""
+    """A table with one column per variant and one row per shape of a topic."""
     return Table(
         title=f"{title}, {{precision}}",
         rows=[name for name in ON[topic] if name != "precision"],
@@ -184,8 +184,8 @@ def by_variant(title: str, column: Column, topic: str = "benchmark", **more: Any
 
 
 def timed_variants(rows: Rows, topic: str) -> Rows:
-    """A topic without the variants that have no time in a precision; provenance lists the reasons.
-    A point without any variant, one that did not fit, stays."""
+    """Drop variants that have no time in a precision; provenance lists the reasons. Rows without a
+    variant stay, such as those of a point that did not fit."""
     rows = select(rows, topic=topic)
     times = select(rows, quantity="time", status="ok")
     timed = is_among(rows, times, ["precision", "variant"])
@@ -198,7 +198,7 @@ def is_among(rows: Rows, others: Rows, key: list[str]) -> Any:
 
 
 def side_by_side(variants: Mapping[str, str], **where: Any) -> dict[str, Column]:
-    """Wall times of some variants by name, then their device times."""
+    """Columns of wall times, one per variant, followed by their device times."""
     return {
         f"{name}{more} (ms)": time(variant=variant, clock=clock, **where)
         for clock, more in (("wall", ""), ("device", ", device"))
@@ -372,7 +372,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
             for (precision,) in distinct(ours, ["precision"])
             if (found := best.where(precision=precision))
         },
-        # Nothing can be decided about what was sampled only once.
+        # A comparison with a single sample on either side is always undecided.
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
         "shapes": {p: shapes.where(phase=p) for p in PASSES} if shapes else {},
         "shapes_failed": failed_at(rows, "shapes"),
@@ -387,7 +387,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def failed_at(rows: Rows, topic: str) -> dict[str, dict[str, Any]]:
-    """By variant: the sizes at which it failed, at every context or at some, and one reason."""
+    """Per variant: the sizes at which it failed, at some context or at all, and one reason."""
     failed = select(rows, topic=topic, status="failed", attention=lambda name: name is not None)
     return {
         str(name): {"sizes": list(dict.fromkeys(mine["size"])), "reason": mine.iloc[0]["reason"]}
@@ -396,7 +396,7 @@ def failed_at(rows: Rows, topic: str) -> dict[str, dict[str, Any]]:
 
 
 def excess_facts(chapter: Chapter) -> dict[str, Any] | None:
-    """The times that contradict their parts, and what the host needs to launch the worst."""
+    """The range of inconsistent times, and how long the host takes to launch the worst one."""
     found = chapter.extremes(quantity="excess", flags=lambda flags: not consistent(flags))
     if found is None:
         return None
@@ -405,7 +405,7 @@ def excess_facts(chapter: Chapter) -> dict[str, Any] | None:
 
 
 def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
-    """Ours and the fastest other variant at a leaderboard shape, with what others published."""
+    """Ours and the fastest other variant at a leaderboard shape, and published results."""
     mine = {key: pair.variant[key] for key in ("source", "variant", "phase")}
     shape = {key: pair.variant[key] for key in ("batch", "heads", *SHAPE)}
     published = select(chapter.results.rows, chapter="published", topic="leaderboard", **shape)
@@ -420,8 +420,8 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
 
 
 def checked(chapter: Chapter) -> list[dict[str, Any]]:
-    """By precision: how many variants were checked, how many of them failed or got no time for
-    another reason, and the largest errors of those that did."""
+    """Per precision: how many pairs of variant and shape were checked, how many of them failed or
+    got no time for another reason, and the largest errors of those that were timed."""
     rows, key = chapter.own.rows, ["source", "variant"]
     errors = select(rows, status="ok", quantity="error")
     timed = is_among(errors, select(rows, quantity="time", status="ok"), key)

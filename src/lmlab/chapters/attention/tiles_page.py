@@ -30,7 +30,7 @@ def best(rows: Rows) -> Rows:
 
 
 def rejected(rows: Rows) -> Rows:
-    """Tile sizes that Triton or the GPU rejects, once per reason."""
+    """Tile sizes that Triton or the GPU rejects, one row each for all sequences."""
     found = tried(rows, status=lambda status: status != "ok")
     found = found.drop_duplicates(["direction", "head_dim", "block_m", "block_n"])
     return found.assign(quantity="why", value=found["reason"], status="ok")

@@ -1,20 +1,20 @@
 """Calculations: a model too large for any machine at hand, worked out on paper.
 
-Nothing is measured and no device is touched; formulas and their derivation are in lmlab.planning.
-The point's settings are the question (model, devices, mesh), its records the answer, so that pages
-read these numbers like all others.
+Nothing is measured and no device is used; the formulas are derived in lmlab.planning. The point's
+settings are the question (model, devices, mesh) and its records the answer, so that pages read
+these numbers like any others.
 
 Records: `parameters`; `state_memory` per part and `state_devices`; `activation_bytes_per_token`;
 per number of `tokens` on a device `activation_memory`, `gpus_unsharded`, `fewest_devices` and
-`memory_per_device`; `intensity` of the network; `batch_tokens` from which the mesh is compute-bound
-with messages `hidden` behind the computation or `exposed`; `most_tensor_parallel`; `block_time` per
-part at the first of these batches; `lever_tokens`, `lever_fsdp` and `lever_tp` after one `change`
-each; per number of `ranks` the steps and bytes (per byte of the tensor) of an all-reduce as a ring
-and with whole tensors sent around; `bytes_per_parameter` per recipe and part. For one feed-forward
-block of three matrices, per `scheme` and `direction` (forward, backward): `scheme_flops`,
-`scheme_bytes` that a device sends, `scheme_compute_time` on one device, `scheme_message_time` and
-`scheme_devices`, the most that hide the message; per way the two `axes` of a mesh exchange
-(overlapped, in turn) `split_devices`, `split_fsdp` and `split_tp` of the best split.
+`memory_per_device`; `intensity` of the network; `batch_tokens`, the smallest batch at which the
+mesh is compute-bound, with messages `hidden` behind computation or `exposed`;
+`most_tensor_parallel`; `block_time` per part at the first of these batches; `lever_tokens`,
+`lever_fsdp` and `lever_tp` after each `change`; per number of `ranks` the steps and bytes (per byte
+of the tensor) of an all-reduce, as a ring and with whole tensors sent around; `bytes_per_parameter`
+per recipe and part. For one feed-forward block of three matrices, per `scheme` and `direction`
+(forward, backward): `scheme_flops`, `scheme_bytes` that a device sends, `scheme_compute_time` on
+one device, `scheme_message_time` and `scheme_devices`, the most that hide the message; with the two
+mesh `axes` overlapped or in turn, `split_devices`, `split_fsdp` and `split_tp` of the best split.
 """
 
 import math
@@ -95,7 +95,7 @@ def memory_records(blocks: Blocks, settings: Any) -> list[Record]:
 
 
 def mesh_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Record]:
-    """The smallest batch at which the mesh is compute-bound."""
+    """The smallest batches at which the mesh is compute-bound, and the times of a block."""
     hidden = batch.min_tokens_overlapped(network, mesh, block)
     exposed = batch.min_tokens_exposed(network, mesh, block)
     most = batch.max_tensor_parallel(network, block, axes=mesh.tp_axes)
@@ -113,12 +113,12 @@ def mesh_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Recor
 
 
 def lever_records(network: Network, mesh: Mesh, block: FeedForward) -> list[Record]:
-    """The batch that the same number of devices needs after one change each."""
+    """The smallest compute-bound batch on the same number of devices, after each single change."""
     axes = {"fsdp_axes": mesh.fsdp_axes, "tp_axes": mesh.tp_axes}
     best = mesh.devices * batch.min_tokens_per_device(network, block, **axes)
     fsdp = batch.best_fsdp(best, mesh.devices, block, **axes)
     wider = replace(mesh, fsdp=mesh.fsdp // 2, tp=mesh.tp * 2)
-    stages = replace(mesh, fsdp=mesh.fsdp // 2)  # two stages of half the FSDP groups each
+    stages = replace(mesh, fsdp=mesh.fsdp // 2)  # two stages, each of half the FSDP degree
 
     def needed(changed: Mesh, **more: float) -> float | None:
         return batch.min_tokens_overlapped(network, changed, block, **more)

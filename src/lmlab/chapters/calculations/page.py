@@ -7,7 +7,7 @@ TITLE = "Calculations"
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Batches per device; in a pipeline those of one stage."""
+    """Add batches per device; with pipeline stages, those of one stage."""
     batch = {"quantity": "batch_tokens"}
     rows = derived(rows, "batch_per_device", batch, lambda f: f.value / f.fsdp / f.tp)
     parts, on = {n: {"quantity": f"lever_{n}"} for n in ("tokens", "fsdp", "tp")}, ["change"]

@@ -1,7 +1,7 @@
 """Collectives: one point per placement and world size.
 
-Operations, sizes and dtypes are settings: one job measures them all, because starting the ranks
-takes longer than most exchanges.
+Operations, sizes and dtypes are settings, not parameters: one job measures them all, because
+launching the ranks takes longer than most collectives.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,13 @@
 """Collectives: how long ranks take to exchange tensors, by operation, dtype and size.
 
-One job measures all operations, dtypes and sizes of one placement and world size, because starting
-the ranks takes longer than most of them. Sizes follow nccl-tests: the bytes a rank has after an
+One job measures all operations, dtypes and sizes for a placement and world size, because launching
+the ranks takes longer than most collectives. Sizes follow nccl-tests: the bytes a rank has after an
 all-gather or before a reduce-scatter, rounded down to a multiple of the world size. Reductions
 average, as in training. On gloo a reduce-scatter is an all-reduce (see lmlab.parallel.collectives).
 
-Every operation is first checked. Cases then run from small to large, the first operation in the
-first dtype ahead of the others; one whose minimum number of repetitions does not fit into the rest
-of the job's time is skipped, with a reason.
+Every operation is first checked for correct results. Cases then run from small to large, the first
+operation in the first dtype ahead of the others. A case whose minimum number of repetitions does
+not fit into the job's remaining time is skipped, with a reason.
 
 Records: `time` of the slowest rank per `operation`, `dtype` and `bytes`, or the reason why there is
 none. `data.rank_median_ms`: the median of every rank per case.
@@ -45,7 +45,7 @@ CASE_CAP_S = 0.3
 TARGET_RELATIVE_DEVIATION = 0.02
 PATTERN_ELEMENTS = 2**20
 """Random numbers, repeated to fill a tensor: drawing a GiB takes longer than sending it."""
-_CHECKED_ELEMENTS = 24  # divisible by 1, 2, 3, 4, 6 and 8 ranks
+_CHECKED_ELEMENTS = 24  # per rank
 
 
 class Case(NamedTuple):
@@ -77,12 +77,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def kinds(point: Point) -> list[tuple[str, str]]:
-    """Operations and dtypes, the most important first."""
+    """Pairs of operation and dtype, the most important first."""
     return list(product(point.settings["operations"], point.settings["dtypes"]))
 
 
 def ordered_cases(point: Point, world_size: int) -> list[Case]:
-    """All cases, the most important ones first."""
+    """All cases from small to large, the first operation and dtype ahead of the others."""
     first, *_ = kinds(point)
     pairs = list(product(kinds(point), point.settings["sizes_mib"]))
     pairs.sort(key=lambda pair: pair[1] / AHEAD if pair[0] == first else pair[1])
@@ -93,12 +93,12 @@ def ordered_cases(point: Point, world_size: int) -> list[Case]:
 
 
 def divisible(size: int, world_size: int, item_bytes: int) -> int:
-    """The size rounded down to equal whole parts for all ranks."""
+    """The size rounded down so that all ranks get the same number of elements."""
     return size - size % (world_size * item_bytes)
 
 
 def why_refused(operation: str, dtype: str, device: torch.device) -> str | None:
-    """Why the backend refuses an operation; otherwise checks the result of a small exchange."""
+    """Why the backend refuses an operation, or None; raises if its result is wrong."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     kind = precision_named(dtype).dtype
     whole = torch.full((_CHECKED_ELEMENTS * world_size,), rank + 1.0, dtype=kind, device=device)
@@ -106,7 +106,7 @@ def why_refused(operation: str, dtype: str, device: torch.device) -> str | None:
     try:
         found = OPERATIONS[operation](whole, part).wait().float().cpu()
     except (RuntimeError, NotImplementedError) as error:
-        # Refused before anything is sent, so on every rank; a broken connection fails below.
+        # Refused before anything is sent, so on every rank; a broken link fails in the barrier.
         dist.barrier()
         return " ".join(str(error).split())[:200] or type(error).__name__
     if not torch.equal(found, expected_result(operation, world_size)):
@@ -115,7 +115,7 @@ def why_refused(operation: str, dtype: str, device: torch.device) -> str | None:
 
 
 class Job:
-    """How long operations took so far, and how much time is left."""
+    """Times cases within a time cap, given how long each operation has taken so far."""
 
     def __init__(self, device: torch.device, *, time_cap_s: float) -> None:
         self._device = device
@@ -158,12 +158,12 @@ class Job:
 
 
 def min_samples(each_s: float) -> int:
-    """Repetitions that a case gets however long they take."""
+    """The fewest repetitions that a case is measured with."""
     return MIN_SAMPLES if each_s < SLOW_S else MIN_SLOW_SAMPLES
 
 
 def why_skipped(left_s: float, each_s: float) -> str | None:
-    """Why a case does not fit into the time that is left."""
+    """Why a case does not fit into the remaining time, or None."""
     if left_s <= 0:
         return "the job's time was up"
     count = min_samples(each_s)
@@ -172,7 +172,7 @@ def why_skipped(left_s: float, each_s: float) -> str | None:
     return f"{count} repetitions take about {count * each_s:.2g} s, {left_s:.2g} s were left"
 
 
-# Each exchanges a whole tensor and one rank's part of it.
+# Each takes a whole tensor and one rank's part of it.
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Pending]] = {
     "all_reduce": lambda whole, part: collectives.start_mean_all_reduce(whole),
     "all_gather": collectives.start_all_gather,

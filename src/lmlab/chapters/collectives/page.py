@@ -1,12 +1,12 @@
-"""Collectives: times and bus bandwidth by size, and a latency and a bandwidth fitted to them.
+"""Collectives: time and bus bandwidth by size, with a fitted latency and bandwidth.
 
-Bandwidths follow nccl-tests. Algorithm bandwidth is size over time. Bus bandwidth is what the
-connection of each rank carries, the only number that can be compared with hardware or between
-different numbers of ranks: of n ranks an all-reduce sends 2 (n - 1) / n of its size, an all-gather
-or a reduce-scatter (n - 1) / n, a broadcast all of it. A single rank sends nothing.
+Bandwidths follow nccl-tests. Algorithm bandwidth is size over time. Bus bandwidth is what the link
+of each rank carries, the only number that can be compared with hardware limits or across world
+sizes: on n ranks an all-reduce sends 2 (n - 1) / n of its size, an all-gather or reduce-scatter
+(n - 1) / n, and a broadcast all of it. A single rank sends nothing.
 
-Time over size is fitted as latency + size / bandwidth, by relative errors (otherwise 1 GiB would
-dominate) and with both parts non-negative.
+Time is fitted as latency + size / bandwidth, minimizing relative errors (otherwise 1 GiB would
+dominate), with both terms non-negative.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ SMALL_MIB = 16
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Sizes as asked for, algorithm and bus bandwidth, and the fitted lines."""
+    """Add nominal sizes, algorithm and bus bandwidth, and the fitted lines."""
     rows = with_ranks(rows, results, ["operation", "dtype", "bytes"])
     # Sizes are rounded down to a multiple of the world size: 1 MiB is a few bytes less on 6 ranks.
     known = pd.to_numeric(rows["bytes"])
@@ -56,7 +56,7 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def size_name(count: float) -> str | None:
-    """Bytes as the study asked for them: 16 MiB, 1 GiB."""
+    """The nominal size: 16 MiB, 1 GiB."""
     if not count > 0:
         return None
     mib = round(count / MIB)
@@ -64,7 +64,7 @@ def size_name(count: float) -> str | None:
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Share of a tensor's size that each rank's connection carries."""
+    """Bus bandwidth over algorithm bandwidth."""
     share = (ranks - 1) / ranks
     return {"all_reduce": 2 * share, "broadcast": 1.0}.get(operation, share)
 
@@ -79,7 +79,7 @@ def fit_line(sizes: Any, ms: Any) -> tuple[float, float, float]:
 
 
 def _fits(rows: Rows) -> Rows:
-    """Latency, bus bandwidth and error of the line per point, operation and dtype."""
+    """Append latency, bus bandwidth and fit error per point, operation and dtype."""
     found = [rows]
     times = select(rows, quantity="time", status="ok", **SEVERAL)
     for _, group in times.groupby(["source", "operation", "dtype"], sort=False):
@@ -96,7 +96,7 @@ def _fits(rows: Rows) -> Rows:
 
 
 def fit_figure(results: Results) -> Rows:
-    """The fitted line of each group between its outer sizes, then what was measured."""
+    """Per group, the fitted line over the range of measured sizes, and the measured points."""
     rows = select(results.rows, operation=FIRST, dtype=_first_dtype(results.rows), status="ok")
     times = select(rows, quantity="time", **SEVERAL)
     parts = [times.head(0)]
@@ -116,7 +116,7 @@ def _first_dtype(rows: Rows) -> Any:
 
 
 def _fp32(rows: Rows) -> Rows:
-    """Points that ran, in the first dtype of the study; bf16 stays in the results."""
+    """Rows of points that ran, in the study's first dtype: tables show no other."""
     return select(measured(rows), dtype=_first_dtype(rows))
 
 
@@ -125,7 +125,7 @@ def _between(rows: Rows) -> Rows:
 
 
 def _front(rows: Rows) -> Rows:
-    """Some sizes, where a study has many."""
+    """All-reduces of a few sizes, if the study has these, else of all sizes."""
     all_reduce = select(_between(rows), operation=FIRST)
     few = select(all_reduce, mib=FRONT_MIB)
     return few if len(distinct(few, ["size"])) == len(FRONT_MIB) else all_reduce
@@ -176,7 +176,7 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Groups with their fits and largest message; what was noisy; what could not start."""
+    """Groups with their fits and largest message, noisy times, and groups that could not start."""
     rows = chapter.own.rows
     times = select(_between(rows), quantity="time", operation=FIRST, status="ok")
     small = select(times, mib=lambda size: size <= SMALL_MIB)
@@ -196,7 +196,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def _group(rows: Rows, times: Rows) -> dict[str, Any]:
-    """One process group: its fit of an all-reduce, and its largest message."""
+    """One process group: its all-reduce fit and its largest all-reduce."""
     largest = times.sort_values("mib", key=pd.to_numeric).iloc[-1]
     mine = select(_between(rows), ranks=largest["ranks"])
     fit = select(mine, operation=FIRST)

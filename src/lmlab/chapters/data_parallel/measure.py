@@ -1,16 +1,16 @@
-"""Data parallel: what averaging gradients costs, variant by variant, and what overlap hides of it.
+"""Data parallel: what averaging gradients costs per variant, and how much of it overlap hides.
 
-All variants run in one job on the same ranks, in a fixed order: a size is chosen that the link can
-carry; the gradients of every variant are compared with plain averaging (a wrong one gets no time);
-the variants take turns; the phases of a step without communication are timed, because backward is
-all that gradients can hide behind; last, one step of each variant is profiled.
+All variants run in one job on the same ranks. The job chooses a size that the link can handle,
+compares the gradients of every variant with plain averaging (a wrong variant is not timed), times
+the variants in interleaved rounds, times the phases of a step without communication, because only
+backward can hide messages, and finally profiles one step of each variant.
 
 Variants share weights and optimizer state. Each has its own parameters, because hooks are attached
-to parameters, but on the same storage. What a variant adds, its gradient buffers, is allocated
-before its step and freed after it, outside the clock; PyTorch's DDP does not expose its buckets, so
+to parameters, but they alias the same storage. A variant's gradient buffers are allocated before
+its step and freed after it, outside the timed region; PyTorch's DDP does not expose its buckets, so
 it is wrapped anew for each step. So a job needs the memory of one variant, and the peak of a step
-is that of its variant alone. The time by which a variant exceeds `alone`, which does not
-communicate, in the same round is the cost of communication after all overlap.
+is that of its variant alone. What communication costs after overlap is a variant's time minus that
+of `alone`, which does not communicate, in the same round.
 
 Records, besides those of `autosize` and `rank_work`: `phase_time` per phase of a step without
 communication; `gradient_error`, `messages`, `message_bytes` and `largest_message` per variant;
@@ -44,14 +44,14 @@ from lmlab.study.points import Point
 ALONE = "alone"
 TORCH = "torch_ddp"
 
-# The only difference allowed is the order of summation.
+# Gradients may differ only in the order of summation.
 TOLERANCE = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1e-2, "fp16": 1e-2}
 
 Wrap = Callable[[nn.Module], nn.Module]
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Time every variant on these ranks; called on each of them."""
+    """Time every variant on these ranks; called on every rank."""
     with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
         limit_s = point.settings["step_limit_s"]
         workload, choice = choose(point, device, purpose="time", limit_s=limit_s, trial=trial)
@@ -113,8 +113,8 @@ def make_variants(point: Point, work: RankWork, model: nn.Module) -> dict[str, "
 
 
 def torch_ddp(module: nn.Module, bucket_mb: float) -> nn.Module:
-    """PyTorch's own, configured like ours: gradients are views into its buckets, so that they exist
-    once, and buffers are sent once and not in every step."""
+    """PyTorch's DDP, configured like ours: gradients are views into its buckets, so there is only
+    one copy, and module buffers are broadcast once, not in every step."""
     known = signature(DistributedDataParallel).parameters
     # torch 2.13 renamed the argument and warns about the old name; 2.11 knows only the old one.
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -144,11 +144,11 @@ class Variant:
         """The variant's gradient buffers exist only inside the context."""
         if self._wrapped is None:
             self._wrapped = self._wrap(self._module)
-            for _ in range(2):  # it orders its buckets after the first
+            for _ in range(2):  # DDP rebuilds its buckets after the first
                 self.backward()
         for buffer in self._buffers:
             buffer.untyped_storage().resize_(buffer.nbytes)
-            buffer.zero_()  # touch the pages now, not while a clock runs
+            buffer.zero_()  # touch the pages before the clock starts
         try:
             yield
         finally:
@@ -162,7 +162,7 @@ class Variant:
             buffer.untyped_storage().resize_(0)
 
     def backward(self) -> Tensor:
-        """Loss, and averaged gradients. The loss is not read: that would wait for the device."""
+        """Compute averaged gradients; returns the loss unread, as reading it would synchronize."""
         self._module.zero_grad()
         loss = self._work.loss(self._wrapped)
         loss.backward()
@@ -171,12 +171,12 @@ class Variant:
         return loss.detach()
 
     def gradients(self) -> list[Tensor | None]:
-        """As the last backward left them, in the module's order."""
+        """Gradients of the last backward, in parameter order."""
         return [parameter.grad for parameter in self._module.parameters()]
 
     @contextmanager
     def ready(self) -> Iterator[Callable[[], None]]:
-        """A training step, with its peak memory."""
+        """Yield a training step, then record its peak memory."""
         with self.allocated():
             reset_peak_memory(self._work.device)
             yield self._step
@@ -194,7 +194,7 @@ class Variant:
             parameter.grad = None
 
     def timed_in_phases(self, clock: PhaseClock) -> None:
-        """A step synchronized between phases; for the variant that overlaps nothing."""
+        """A step synchronized between phases, for the variant without communication."""
         self._module.zero_grad()
         with clock.phase("forward"):
             loss = self._work.loss(self._wrapped)
@@ -226,7 +226,7 @@ def share_weights(model: nn.Module) -> nn.Module:
 
 
 def check(variants: Mapping[str, Variant], work: RankWork, model: nn.Module) -> dict[str, Record]:
-    """Against plain averaging: a variant's error on the worst rank, or a failed time."""
+    """Per variant: its error against plain averaging on the worst rank, or a failed time."""
     expected_loss, expected = mean_gradients(work, model)
     allowed = TOLERANCE[work.workload.precision.name]
     found = {}

@@ -1,8 +1,8 @@
-"""Data parallel: step times by variant, the share of communication, what overlap can hide, buckets.
+"""Data parallel: step times by variant, the share of communication, overlap, a bucket model.
 
-What averaging S bytes of gradients in n messages adds to a step, with bandwidth B, a time c per
-message and a backward pass of h: after backward S/B + n c. During backward, up to h (1 - 1/n) of
-that is hidden, but never the last message: max(S/B + n c - h (1 - 1/n), S/(n B) + c).
+Let n messages carry S bytes of gradients, with bandwidth B, a time c per message and a backward
+pass of length h. Sent after backward, they add S/B + n c. Sent during backward, up to h (1 - 1/n)
+of that is hidden, but never the last message: max(S/B + n c - h (1 - 1/n), S/(n B) + c).
 """
 
 import math
@@ -28,7 +28,7 @@ SENT = ["added", "messages", "message_bytes"]
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Names, what communication adds, its share with a verdict, and the fitted bucket model."""
+    """Add names, the time and share of communication, and the fitted bucket model."""
     rows = rank_page.with_ranks(rows, results)
     schemes: Any = [name_of(*p) for p in zip(rows.variant, rows.torch_bucket_mb, strict=True)]
     rows = rows.assign(
@@ -52,8 +52,8 @@ def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
 
 
 def communication(rows: Rows) -> Rows:
-    """Of every variant the share (step - alone) / step, "undecided" where rounds do not show that
-    it adds anything, and the time `added` to a step: the median over rounds."""
+    """Per variant: the share of communication, (step - alone) / step, shown as the verdict unless
+    that is "slower", and the time `added` to a step (median over rounds)."""
     compared = against(rows, ALONE)
     found = compared.rows()
     if found.empty:
@@ -66,14 +66,14 @@ def communication(rows: Rows) -> Rows:
     for pair in compared:
         rounds = zip(pair.variant["samples"], pair.baseline["samples"], strict=False)
         median = float(np.median([ours - alone for ours, alone in rounds]))
-        # The fastest and the slowest round stay: `step_parts` shows them.
+        # `min` and `max` stay those of the whole step, which `step_parts` draws.
         own = {"quantity": "added", "value": median, "clock": None, "stability": None}
         added.append({**pair.variant, **own})
     return pd.concat([shares, table_of(added)])
 
 
 def added_ms(total: float, n: Any, hide_ms: Any, per_byte: float, call_ms: float) -> Any:
-    """What n messages of `total` bytes add to a step."""
+    """What `total` bytes in n messages add to a step; overlap hides at most `hide_ms`."""
     sending = total * per_byte + n * call_ms
     last = total / n * per_byte + call_ms
     return np.where(hide_ms > 0, np.maximum(sending - hide_ms * (1 - 1 / n), last), sending)
@@ -103,7 +103,7 @@ def best_messages(total: float, hide_ms: float, per_byte: float, call_ms: float)
 
 
 def _with_model(rows: Rows) -> Rows:
-    """Per group: the fitted model, its best number of messages, and its time of each variant."""
+    """Append the fitted model of each job, its optimum, and its prediction per variant."""
     found = [rows]
     for _, mine in select(rows, status="ok").groupby("source", sort=False):
         sent = select(mine, quantity=SENT)
@@ -136,7 +136,7 @@ def _overlaps(variant: str) -> bool:
 
 
 def step_parts(results: Results) -> Rows:
-    """The step of each variant: a step without communication, and what communication adds."""
+    """Each variant's step in two parts: without communication, and what communication adds."""
     rows = of_lead(results.rows)
     alone = select(rows, variant=ALONE, status="ok", **STEP)
     if alone.empty:
@@ -160,14 +160,14 @@ def panels(rows: Rows) -> dict[str, str]:
 
 
 def one_bucket_size(rows: Rows) -> Rows:
-    """The variants of the lead; of those with buckets, the one whose size is PyTorch's."""
+    """The lead's variants; of the bucketed ones, only the one with PyTorch's bucket size."""
     rows = of_lead(rows)
     has_buckets = rows["variant"].str.startswith("bucketed_", na=False)
     return rows[~has_buckets | rows["same_bucket"].eq(True)]
 
 
 def published(rows: Rows) -> Rows:
-    """Steps of other writeups, the slower rank of each."""
+    """Published step times, the slower rank of each."""
     found = select(rows, topic="distributed", metric="train_step")
     found = select(found, variant=["naive", "flat", "overlap", "bucketed"])
     return found.sort_values("value", ascending=False).drop_duplicates(["variant", "parameter"])
@@ -292,7 +292,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def _skew(rows: Rows) -> float:
-    """Time between the first and the last rank, as a share of a step: median, worst variant."""
+    """Time from first to last rank as a share of a step: median over rounds, worst variant."""
     own = select(rows, quantity="rank_time", phase="total")
     ranks = [np.array(list(mine["samples"])) for _, mine in own.groupby("variant", sort=False)]
     return max(float(np.median(np.ptp(times, axis=0) / times.max(axis=0))) for times in ranks)

@@ -1,11 +1,11 @@
 """End to end: every size, context, batch, precision and mode, and cold starts.
 
-The grid shares one warm-up count. `more` adds grids that change some of its axes, for what is not
-worth measuring everywhere, or the number of steps, where one takes seconds. How much warm-up a
-machine needs is a question of its own, answered at one context (`start` = cold). Every point is a
-process in which the first step really is the first: libraries not loaded, kernels not chosen,
-memory not mapped. A cold start measures a fixed number of steps; elsewhere a point is measured
-until its median is known well enough.
+The grid shares one warm-up count. `more` adds grids that override some axes, for points not worth
+measuring everywhere, or the number of steps, where a step takes seconds. How much warm-up a machine
+needs is measured separately, at one context (`start` = cold). Every point runs in a fresh process,
+so its first step is truly the first: libraries not loaded, kernels not chosen, memory not mapped.
+A cold start measures a fixed number of steps; other points stop once their median is known well
+enough.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from lmlab.study.grids import SHAPES, combinations
 from lmlab.study.points import Point
 
 AXES = {**SHAPES, "mode": "modes"}
-# A graph is captured of what has a backward pass and no optimizer, whose step count is Python's.
+# No optimizer: a CUDA graph would freeze its step count, which is a Python number.
 GRAPH_MODE = "forward_backward"
 Block = Mapping[str, Any]
 

@@ -1,10 +1,10 @@
 """End to end: how long a model's forward, backward and optimizer take, as a user would feel it.
 
-The order is fixed. The model is built and nothing else is run, so the first warm-up step is the
-first thing the device does with it; then come the timed steps; then peak memory is read; and only
-then are more steps profiled, because a profiler slows down what it watches. Their device time (how
-long the GPU was busy) shows whether a phase took as long as its kernels or as long as the host
-needed to launch them. A few points check device time against the replay of a CUDA graph.
+The order is fixed. The model is built and nothing else runs before the first warm-up step; then
+come the timed steps; then peak memory is read; and only then are more steps profiled, because a
+profiler slows down what it watches. Their device time (how long the GPU was busy) shows whether a
+phase was limited by its kernels or by the host launching them. A few points check device time
+against the replay of a CUDA graph.
 
 Records: `time` per phase by wall and device clock, `warmup_time` per phase (samples in order),
 `flops` per phase and kind (by the cost model, our model only), `peak_memory` (GPU only), `tokens`,
@@ -94,13 +94,13 @@ def time_steps(step: Step, point: Point, device: torch.device) -> StepTimes:
 
 
 def prepare(step: Step, phases: Phases) -> None:
-    """Drop old gradients where no phase of the mode does: that belongs to no timed part of it."""
+    """Drop old gradients if no phase of the mode does so, outside any timed phase."""
     if not any(name == "zero_grad" for name, _ in phases):
         step.zero_grad()
 
 
 def profiled_records(step: Step, device: torch.device, *, graph_replay: bool) -> list[Record]:
-    """Device time of more, profiled steps, and of replayed graphs; nothing on a CPU."""
+    """Device time of additional, profiled steps and times of graph replays; empty on a CPU."""
     phases = step.phases()
     times = device_times(phases, device, prepare=lambda: prepare(step, phases))
     records = [timed(found, phase=phase) for phase, found in times.items()]
@@ -133,7 +133,7 @@ def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
 
 
 def refuse_if_too_large(workload: Workload, device: torch.device) -> None:
-    """Raise `Unsupported` for a point that the cost model puts over the free memory."""
+    """Raise `Unsupported` if the predicted peak exceeds the free memory."""
     if not workload.is_ours or workload.attention != OWN_ATTENTION:
         return  # the cost model knows nothing of it, so it is tried
     precision: Any = workload.precision.name

@@ -26,14 +26,14 @@ PHASES = (*PASSES, "optimizer")
 STEP_PHASES = {**{name: name for name in PHASES}, "total": "step"}
 POINT = ["size", "context", "batch", "precision"]
 CLOCKS = ("wall", "device")
-# Below this share of wall time the GPU waits for the host.
+# Below this busy share the GPU waits for the host.
 HOST_BOUND_BELOW = 0.80
 # A step is settled once no later one is more than this above the process's final pace.
 SETTLED_WITHIN = 0.10
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Per-layer times, busy share, rates and utilization next to what was measured."""
+    """Add per-layer times, busy share, rates, utilization, graph checks and warm-up figures."""
     sizes = select(rows, status="ok", **STEP)["size"].unique()
     rows = rows.assign(main=rows["size"].isin(sizes) & (rows["batch"] == rows["batch"].iloc[0]))
     passes = {p: {**STEP, "quantity": "time", "phase": p} for p in PASSES}
@@ -52,7 +52,7 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def times(clock: Any, phase: Any) -> dict[str, Any]:
-    """The condition for one phase's time, or for those of several."""
+    """The condition that selects times of one phase, or of several."""
     return {"quantity": "time", "clock": clock, "phase": phase}
 
 
@@ -88,7 +88,7 @@ COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "qua
 
 
 def first_steps(results: Results) -> Rows:
-    """Every step of a cold process in order: the process without warm-up, as in the table."""
+    """Every step, in order, of each cold process that ran without warm-up."""
     rows = select(results.rows, warmup=0, **COLD).explode("samples", ignore_index=True)
     steps = rows.groupby("source").cumcount() + 1
     return rows.assign(step=steps, value=rows["samples"])
@@ -117,7 +117,7 @@ def warm_up(rows: Rows) -> Rows:
     return pd.concat(found).dropna(subset="value")
 
 
-# The same work in two processes: forward and backward in two modes.
+# Two modes run the same forward and backward passes in separate processes.
 NOISE = Noise(
     replicates={**WARM, "phase": list(PASSES), "mode": ["forward_backward", "train_step"]},
     keys=[*POINT, "phase"],
@@ -126,7 +126,7 @@ NOISE = Noise(
 
 
 def disagreement(rows: Rows) -> Any:
-    """By clock: how far replicates of the same phase lie apart, relative to the smaller."""
+    """Per clock: difference between two replicates of a phase, relative to the smaller."""
     found = select(rows, quantity="time", status="ok", **NOISE.replicates).astype({"value": float})
     groups = found.groupby([*NOISE.keys, "clock"], sort=False)["value"]
     pairs = groups.agg(["count", "min", "max"]).query("count == 2")
@@ -137,8 +137,8 @@ def disagreement(rows: Rows) -> Any:
 
 
 def bf16_comparison(clock: str, phase: str, mode: str = "train_step") -> Compare:
-    """bf16 against fp32, between jobs. How much two processes that do the same work differ depends
-    on the bottleneck: a busy GPU repeats within 1 %, a host that launches kernels does not."""
+    """Compare bf16 with fp32 across jobs. Noise is pooled by bottleneck: a busy GPU repeats within
+    1 % from process to process, a host that launches kernels does not."""
     return Compare(
         variant={"precision": "bf16", **WARM, "mode": mode, "phase": phase},
         baseline={"precision": "fp32", **WARM, "mode": mode, "phase": phase},
@@ -171,7 +171,7 @@ def graph_checked(rows: Rows) -> Rows:
 
 
 def naming_batches(rows: Rows) -> Rows:
-    """Sizes that name their batch, where there is more than one."""
+    """Append the batch to the size, if there is more than one batch."""
     if rows["batch"].nunique() < 2:
         return rows
     return rows.assign(size=rows["size"] + rows["batch"].map(", batch {}".format))

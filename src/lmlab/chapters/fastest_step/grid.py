@@ -1,6 +1,6 @@
 """The fastest step: a ladder and its kernels per size, and the leaderboard's step.
 
-A point of the ladder holds all rungs, because their ratios are taken in one process.
+One point measures all rungs of a ladder, because they are compared within one process.
 """
 
 from collections.abc import Mapping

@@ -40,7 +40,7 @@ COMPARISONS = {
     "kernels": _kernels("library"),
     "loss": _kernels("compiled"),
 }
-# Of the rung itself; in rounds with the next one it takes another wall time.
+# Side `rung` only: in the next rung's rounds, the same step has a different wall time.
 BUSY: dict[str, dict[str, Any]] = {
     clock: {"quantity": "time", "clock": clock, "side": "rung", "topic": "ladder"}
     for clock in ("device", "wall")
@@ -49,7 +49,7 @@ COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "lay
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Rates and utilization, and which records are the ladder's own."""
+    """Add rates and utilization, and mark the records of the rung itself as `own`."""
     rows = rows.reindex(columns=list(dict.fromkeys([*rows, *COLUMNS])))
     is_own = (rows["variant"] == rows["rung"]) | (rows["side"] == "rung")
     rows = rows.assign(
@@ -152,7 +152,7 @@ TABLES = {
 
 
 def in_order(results: Results) -> Rows:
-    """Gains over the first rung, sizes that left out a rung included."""
+    """Gains over the first rung, in ladder order even if some sizes left out a rung."""
     found = select(results.rows, status="ok", quantity="relative", topic="ladder")
     return found.sort_values("rung", key=lambda rungs: rungs.map(ORDER.index), kind="stable")
 
@@ -169,7 +169,7 @@ FIGURES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """The best step of each size, rungs where another attention wins, and the leaderboard."""
+    """The best step of each size, and the rungs left out, by reason."""
     rows = chapter.own.rows
     rates = select(rows, quantity="throughput", topic="ladder", **OWN)
     left_out = select(rows, topic="ladder", status="unsupported", quantity="time", **OWN)
@@ -183,7 +183,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def _best(rows: Rows) -> dict[str, Any]:
-    """The fastest rung of a size with its numbers, and the first rung."""
+    """The fastest rung of a size, with its numbers and its gain over the first rung."""
     mine = select(rows, topic="ladder", status="ok", **OWN)
     rates = select(mine, quantity="throughput")
     best: Any = rates.iloc[pd.to_numeric(rates["value"]).argmax()].to_dict()

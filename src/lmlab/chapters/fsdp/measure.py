@@ -2,15 +2,15 @@
 
 Four variants: data parallelism with a plain optimizer, the same with a sharded optimizer, our FSDP,
 and PyTorch's `fully_shard`. Each first runs two steps alone, with memory read at the stages of the
-first and at the peak of the second. The losses of both must be those of data parallelism on every
-rank: the first shows that forward uses the right weights, the second that gradients and update were
-right; a variant that is wrong gets no time. Then the variants take turns: each is built for its
-turn, runs a step that allocates its state, then the timed one, and is freed, so that a job needs
-the memory of one. After that each gather of our FSDP is timed, and finally one step of each variant
-is profiled.
+first and at the peak of the second. Both losses must match those of data parallelism on every rank:
+the first shows that forward uses the right weights, the second that gradients and update were
+right; a wrong variant is not timed. Then the variants are timed in interleaved rounds: each is
+built, runs one step that allocates its state and then the timed one, and is freed, so a job needs
+the memory of one variant. After that each gather of our FSDP is timed, and finally one step of each
+variant is profiled.
 
 If `fully_shard` does not run on a backend or device, its error becomes the variant's reason and the
-others go on. All ranks must agree on that; otherwise one would wait for another that has stopped.
+others continue. All ranks must agree on that, or some would wait in a collective for the others.
 
 Records, besides those of `autosize`, `memory_stages` and `rank_work`: `parameter_bytes`,
 `sharded_bytes` (of the parameters that FSDP shards); `gather_wait`: the sum of all waits for
@@ -59,7 +59,7 @@ Alone = Mapping[str, list[dict[str, Any]] | str]
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Memory, time, waits and overlap of every variant; called on each rank."""
+    """Memory, time, waits and overlap of every variant; called on every rank."""
     builders = builders_of(point.settings["bucket_mb"])
     with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
         workload, choice = choose(
@@ -117,7 +117,7 @@ def build(
 
 
 def torch_fully_shard(model: nn.Module) -> nn.Module:
-    """PyTorch's: the members of module lists, and the rest."""
+    """Apply PyTorch's `fully_shard` to the members of module lists, then to the rest."""
     group = dist.group.WORLD
     assert group is not None, "a rank measures within a process group"
     mesh = DeviceMesh.from_group(group, next(model.parameters()).device.type)
@@ -129,7 +129,7 @@ def torch_fully_shard(model: nn.Module) -> nn.Module:
 
 
 def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, Any]] | str:
-    """Memory and losses of both on every rank, or why it does not run here."""
+    """Memory and losses of a variant's two steps on every rank, or why it does not run here."""
     rank_work.release(work.device)
     own: dict[str, Any] = {}
     reason = None
@@ -145,7 +145,7 @@ def two_steps_alone(name: str, build: Build, work: RankWork) -> list[dict[str, A
 
 
 def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
-    """Memory and losses, or reasons; and which variants have the losses of data parallelism."""
+    """Memory records or reasons, and the variants whose losses match data parallelism."""
     records: list[Record] = []
     correct = []
     baseline: Any = alone[DDP]
@@ -166,7 +166,7 @@ def check(alone: Alone, allowed: float) -> tuple[list[Record], list[str]]:
 
 @contextmanager
 def warm_training(build: Build, work: RankWork) -> Iterator[Callable[[], Tensor]]:
-    """The step of a variant that has taken its first one; the variant exists only inside."""
+    """Yield the step of a variant that has already run one; the variant exists only inside."""
     rank_work.release(work.device)
     training = build(work)
     training.step(work)
@@ -174,13 +174,13 @@ def warm_training(build: Build, work: RankWork) -> Iterator[Callable[[], Tensor]
 
 
 def watch_gathers(ready: Ready, device: torch.device) -> list[dict[str, Any]]:
-    """How long each block waits for its weights, by phase and in the order in which blocks ask.
+    """How long each block waits for its weights, by phase, in the order in which blocks are used.
 
-    A block is what is gathered in one message; a gather that ends before its block needs the
-    weights costs nothing. The wait is in `FSDPGroup.finish_gather`, where the first layer of the
-    block asks for them. On a GPU two CUDA events around the call, on the compute stream, cover a
-    waiting host, a waiting stream, and the copy of each matrix out of the message; on a CPU it is
-    the host's clock. The block that ends forward and begins backward keeps its weights.
+    A block is what one message gathers; a gather that ends before its block needs the weights costs
+    nothing. The wait is in `FSDPGroup.finish_gather`, called when the first layer of a block runs.
+    On a GPU, two CUDA events on the compute stream around the call cover a waiting host, a waiting
+    stream, and the copy of each matrix out of the message; on a CPU, the host's clock is read. The
+    block that ends forward and begins backward keeps its weights.
     """
     original = FSDPGroup.finish_gather
     waits: dict[tuple[str, str], list[tuple[Any, Any]]] = defaultdict(list)
@@ -219,7 +219,7 @@ def _elapsed_ms(edges: tuple[Any, Any]) -> float:
 
 
 def wait_records(waits: list[dict[str, Any]]) -> list[Record]:
-    """All waits of a step together, per phase and rank."""
+    """The total wait of a step, per phase and rank."""
     records = []
     for phase in ("forward", "backward"):
         blocks = [row["ms"] for row in waits if row["phase"] == phase]

@@ -50,7 +50,7 @@ def exposed_share(results: Results, times: Rows) -> Any:
 
 def waits(results: Results) -> Rows:
     """How long each block waits for its weights, on the rank where it waits longest. The block that
-    ends forward and begins backward is not gathered again."""
+    ends forward and begins backward keeps them, so its backward wait is dropped."""
     gathers = rank_page.payload_of_lead(results, "waits_ms")
     found = pd.DataFrame(gathers, columns=["phase", "layer", "ms"])
     again = found["layer"].eq(found["layer"].shift()) & found["phase"].eq("backward")

@@ -3,8 +3,8 @@
 Every other number of a study is read against these: a time becomes a share of the measured matmul
 rate, or of the stated peak where the device's datasheet is known.
 
-Records: `matmul_rate` per dtype (with the side that was fastest) and `copy_bandwidth` as measured;
-`stated_matmul_rate`, `stated_bandwidth` and `stated_source` where the datasheet is known; and one
+Records: `matmul_rate` per dtype (with the `side` of the fastest matmul) and `copy_bandwidth`;
+`stated_matmul_rate`, `stated_bandwidth` and `stated_source` if the datasheet is known; and one
 record per fact of the card (`sms`, `l2_bytes`, `power_limit_w`, `cpu_model`, ...).
 """
 
@@ -30,7 +30,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def facts(card: Mapping[str, Any], peaks: Mapping[str, Any] | None) -> list[Record]:
-    """What the vendor states, and what the card says."""
+    """Records of the vendor's stated rates and of every fact on the card."""
     records = []
     if peaks is not None:
         records += by_label("stated_matmul_rate", "dtype", peaks["tflops"], "TFLOP/s")

@@ -1,7 +1,7 @@
 """The machine card: measured ceilings against stated peaks, and what the machine is.
 
-`report/references/bands.yaml` has the ranges in which key figures of a GPU usually lie. A run
-outside is not wrong, but a reader should know before comparing it with anything.
+`report/references/bands.yaml` has the usual ranges of a GPU's key figures. A figure outside its
+range is not wrong, but a reader should know before comparing the run with anything.
 """
 
 import math
@@ -50,13 +50,13 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def by_dtype(results: Results, ceiling: str) -> dict[str, float]:
-    """A ceiling of the machine for each precision that has one."""
+    """The machine's values of one ceiling, by precision."""
     found = select(results.rows, chapter="machine", quantity=ceiling, status="ok")
     return dict(zip(found["dtype"], found["value"], strict=True)) if len(found) else {}
 
 
 def ceilings(results: Results, prefix: str = "") -> dict[str, float]:
-    """What was measured, or with `stated_` what the vendor states: TFLOP/s by precision, and GB/s
+    """Measured ceilings, or with prefix `stated_` the vendor's: TFLOP/s by precision, and GB/s
     under `copy`."""
     bandwidth = f"{prefix}bandwidth" if prefix else "copy_bandwidth"
     copy = results.value(chapter="machine", quantity=bandwidth)
@@ -66,14 +66,14 @@ def ceilings(results: Results, prefix: str = "") -> dict[str, float]:
 def with_share(
     rows: Rows, quantity: str, results: Results, ceiling: str, rate: str = "rate"
 ) -> Rows:
-    """Another chapter's rows with its rate as a share of the ceiling of the same precision."""
+    """Add a chapter's rate as a share of the machine's ceiling for the same precision."""
     peaks = by_dtype(results, ceiling)
     known = {"quantity": rate, "precision": list(peaks)}
     return derived(rows, quantity, known, lambda found: found.value / found.precision.map(peaks))
 
 
 def with_rates(rows: Rows, rates: Mapping[str, str], on: Sequence[str], **times: Any) -> Rows:
-    """Another chapter's rows with work per time: rates by name, with the quantity of the work."""
+    """Add rates (work per time) to a chapter's rows; `rates` maps each to its work quantity."""
     for name, work in rates.items():
         parts = {"time": {"quantity": "time", **times}, "work": {"quantity": work}}
         rows = combine(rows, name, parts, RATES[work], on=on)
@@ -127,7 +127,7 @@ def read_bands(path: Path) -> Mapping[str, Any]:
 
 
 def against_bands(results: Results, bands: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every figure of this machine that has a range: its value, and why it may be outside."""
+    """Every figure with a range for this machine: value, range and, if outside, likely cause."""
     gpu = bands["gpus"].get(results.name, {})
     found = []
     for name, figure in bands["figures"].items():

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which peaks its strategies reach, and how long a step then takes."""
+"""Activation checkpointing: peak memory and step time of each strategy."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,12 +13,12 @@ from lmlab.report.text import times
 CHECKPOINTING = {"topic": "checkpointing"}
 BEST_PREDICTED = "best predicted"
 FRONT_SEGMENTS = 2
-# Beyond this share of the gradients a peak is in the last segment of the backward pass.
+# A peak with more than this share of all gradients live is late in backward.
 LATE_IN_BACKWARD = 0.5
 
 
 def relative_times(rows: Rows) -> Iterator[Rows]:
-    """How many times as long as the baseline a step takes, by both clocks."""
+    """Step time of each strategy relative to its baseline, by both clocks."""
     for clock in ("wall", "device"):
         for pair in slowdowns(rows, clock).values():
             numbers = {"relative_time": 1 / pair.ratio}
@@ -26,7 +26,7 @@ def relative_times(rows: Rows) -> Iterator[Rows]:
 
 
 def front_strategies(rows: Rows) -> Rows:
-    """One point for the front page: the segments with the lowest peaks, none, and nested."""
+    """One point for the front page: the `every-K` with the lowest peaks, none, and nested."""
     rows = select(rows, source=checkpointed_points(rows)[:1])
     every = select(rows, quantity="peak_memory", kind="every", status="ok")
     lowest = every.sort_values("value", key=pd.to_numeric, kind="stable").head(FRONT_SEGMENTS)
@@ -34,16 +34,16 @@ def front_strategies(rows: Rows) -> Rows:
 
 
 def checkpointed_points(rows: Rows) -> list[str]:
-    """Points with timed strategies; first those where the step fits without checkpointing too, the
-    longest step, which waits least for the host, in front."""
+    """Points with timed strategies: first those that also fit without checkpointing, longest step
+    (the least host-bound) first, then the rest."""
     times = select(rows, quantity="time", clock="wall", status="ok", **CHECKPOINTING)
     plain = select(times, variant="none").sort_values("value", ascending=False)
     return list(dict.fromkeys([*plain["source"], *times["source"]]))
 
 
 def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
-    """Each strategy's step against the baseline of its point, in paired rounds of one job. The
-    baseline is no checkpointing, or the input of every block where that does not fit."""
+    """Compare each strategy's step with its point's baseline, in paired rounds of one job. The
+    baseline is no checkpointing or, where that does not fit, `every-1`."""
     found = {}
     times: Any = {"on": ["source"], "where": {"quantity": "time", "clock": clock}}
     for source in checkpointed_points(rows):
@@ -57,7 +57,7 @@ def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
 
 
 def shown(slowdown: Pair) -> str:
-    """The slowdown, or the verdict where it is none."""
+    """The slowdown, or the verdict if it is not decided."""
     if slowdown.variant["variant"] == slowdown.baseline["variant"]:
         return times(1.0)
     ends = " to ".join(times(1 / end) for end in reversed(slowdown.ends))
@@ -98,7 +98,7 @@ def facts(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _strategies(rows: Rows) -> dict[str, Any]:
-    """One model under its strategies: the lowest peak, no checkpointing, nesting, and times."""
+    """Facts of one point: its lowest peak, peaks without checkpointing and nested, slowdowns."""
     peaks = select(rows, quantity="peak_memory", status="ok", kind=["every", "nested"])
     every = select(peaks, kind="every")
     best = highest(every if len(every) else peaks, key=lambda peak: -peak)

@@ -61,7 +61,7 @@ def _curves(results: Results, runs: Rows, title: str) -> Rows:
 
 
 def composition_rows(results: Results) -> Rows:
-    """Parts of the peak of the largest sizes, at the shortest and longest context that all fit."""
+    """Parts of the largest sizes' peaks, at the shortest and longest context where all fit."""
     parts = select(results.rows, quantity="part", part=lambda name: name != "peak", **STEP)
     parts = select(parts, size=list(parts["size"].unique()[-COMPARED_SIZES:]))
     runs = parts.groupby("context")["source"].nunique()

@@ -1,9 +1,9 @@
-"""Memory: every size, context and precision, largest size first; then what else is asked.
+"""Memory: a grid of size, context and precision; then long contexts, one block, checkpointing.
 
-A point of the grid measures all modes, one after the other in one process. `long_context` is the
-same grid with one sequence, at contexts that a batch of several does not reach; what does not fit
-either is recorded as out of memory. `block` looks into one block. Checkpointing is a point per size
-and context whose variants are the strategies, because times are comparable only inside one process.
+A grid point measures all modes, one after the other in one process. `long_context` is the same grid
+at batch 1, for contexts that larger batches cannot reach; those that still do not fit are recorded
+as out of memory. `block` examines a single block. Checkpointing has one point per size and context,
+with strategies as its variants, because times are comparable only within a process.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ def _grid(study: Study, topic: str, block: Block, settings: Block) -> Iterator[P
 
 
 def _checkpointing(study: Study, block: Block) -> Iterator[Point]:
-    """Only strategies whose segments divide a size's blocks."""
+    """One point per size and context, with the strategies whose segments divide its blocks."""
     for point in _grid(study, "checkpointing", {**block, "precisions": [block["precision"]]}, {}):
         layers = point.settings["num_layers"]
         names = [name for name in block["strategies"] if layers % _segment(name) == 0]
@@ -56,5 +56,5 @@ def _checkpointing(study: Study, block: Block) -> Iterator[Point]:
 
 
 def _segment(strategy: str) -> int:
-    """Blocks in a segment of `every-K`; the other strategies have none of their own."""
+    """Blocks per segment of `every-K`; 1 for the other strategies, which suit any depth."""
     return int(strategy.removeprefix("every-")) if strategy.startswith("every-") else 1

@@ -41,7 +41,7 @@ LARGEST_OPERATIONS = 5
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Sizes in ascending order; parts of the peak, changes by bf16, prediction errors."""
+    """Sort by size and add the parts of each peak, bf16 / fp32 ratios and prediction errors."""
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
     rows = rows.sort_values(["d_model", "num_layers", "context"], kind="stable", ignore_index=True)
     rows = pd.concat([rows, _parts(rows), _peaks_with_phase(rows)], ignore_index=True)
@@ -91,14 +91,14 @@ def _peaks_with_phase(rows: Rows) -> Rows:
     peaks = select(rows, quantity="peak_memory", **ANY_STEP)
     phase = peaks["source"].map(phases)
     size = peaks["value"].fillna(0).map(FORMATS["GiB"])
-    # A single word is the cell itself; the chapter's own tables give the reason.
+    # A one-word reason is printed in the cell; other tables of the chapter explain it.
     peaks = peaks.assign(reason=peaks["reason"].mask(peaks["status"] == "oom", "OOM"))
     with_phase = peaks.assign(quantity="peak_with_phase", value=size + " " + phase.astype(str))
     return pd.concat([with_phase, peaks.assign(quantity="phase_of_peak", value=phase)])
 
 
 def _longest(rows: Rows) -> Iterator[Rows]:
-    """The longest context whose step fits, and what the shortest that does not would need."""
+    """The longest context whose step fits, and the predicted peak of the shortest that does not."""
     steps = select(rows, quantity="peak_memory", **ANY_STEP)
     needs = select(rows, quantity="predicted_peak", **ANY_STEP).set_index("source")["value"]
     for _, group in steps.groupby(["size", "batch", "precision"], sort=False):
@@ -115,8 +115,8 @@ def _longest(rows: Rows) -> Iterator[Rows]:
 
 
 def _published(rows: Rows, results: Results) -> Rows:
-    """Published peaks, each with the one measured here where size, context and precision agree.
-    A published forward pass is one that keeps its graph."""
+    """Published peaks, each with the peak measured here for the same size, context and precision.
+    A published forward pass keeps its graph."""
     found = []
     for row in records(select(results.rows, chapter="published", topic="memory")):
         mode = {"forward": "forward_graph"}.get(row["mode"], row["mode"])
@@ -139,7 +139,7 @@ def largest(rows: Rows) -> Rows:
 
 
 def _at(rows: Rows, field: str) -> Rows:
-    """Rows with a column `at`: their size and one more field."""
+    """Add a column `at` that names the size and one more field."""
     before = "context " if field == "context" else ""
     return rows.assign(at=rows["size"] + ", " + before + rows[field].astype(str))
 

@@ -1,22 +1,22 @@
 """Precision: four small experiments on what number formats keep and lose.
 
 A float has a fixed number of significant bits, so the spacing of floats grows with their size: near
-8, fp16 steps by 1/128. What that means, one topic each:
+8, fp16 steps by 1/128. Each topic shows one consequence:
 
 - `formats`: bits of exponent and mantissa, range and spacing of each format, and where a sum stops
-  growing because its terms are less than half the spacing. Records per dtype: `exponent_bits`,
+  growing because its terms are at most half the spacing. Records per dtype: `exponent_bits`,
   `mantissa_bits`, `largest_power` and `smallest_power` (normal numbers lie between these powers
   of two), `spacing` (at 1), `stalls_at` per term.
   `data.stalled_sums` follows a sum of ones in each format.
 - `accumulation`: a growing sum swallows its terms. Records: `sum` and `error` per loop, and
   `term_in_fp16`; `data.fp16_trace` follows the fp16 sum.
-- `autocast`: so matmuls may be 16 bit, but sums should not. Records: `dtype_of` per component of a
-  toy model, as hooks see it.
+- `autocast`: matmuls can run in 16 bits, sums should not. Records: `dtype_of` per component of a
+  toy model, as seen by hooks.
 - `layernorm`: its variance sums squares, and squaring doubles the exponent. Records per dtype and
   scale: `variance_error` (relative, largest over tokens) with statistics summed in fp32, as PyTorch
-  does, and in the format itself; `true_variance`; `output_error` of `nn.LayerNorm` and, with the
-  label `sums`, of a LayerNorm whose statistics are summed in the format itself. Overflow and
-  underflow have the status `unsupported`, with `reason` naming which.
+  does, and in the format itself; `true_variance`; `output_error` of PyTorch's LayerNorm and, with
+  the label `sums`, of one whose statistics are summed in the format itself. Overflow and underflow
+  have the status `unsupported`; `reason` says which of the two.
 """
 
 import math
@@ -79,8 +79,8 @@ def formats(term: float) -> Outcome:
 
 
 def stalls_at(dtype: torch.dtype, term: float) -> float:
-    """The power of two from which on adding the term changes nothing: the spacing is constant
-    between powers of two, so the first at which the addition is lost ends the sum."""
+    """The first power of two at which adding the term changes nothing. Spacing is constant between
+    powers of two, so that is where a running sum stalls."""
     total, added = torch.ones((), dtype=dtype), torch.tensor(term, dtype=dtype)
     while total + added != total:
         total = total * 2
@@ -120,7 +120,7 @@ def running_sums(accumulator: torch.dtype, term: Tensor, terms: int) -> Tensor:
 
 
 def followed(sums: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Running sums of equal length at even steps, the first and the last included."""
+    """Sample running sums at evenly spaced steps, including the first and the last."""
     terms = len(next(iter(sums.values())))
     steps = np.linspace(1, terms, min(terms, TRACE_STEPS), dtype=int)
     return {"step": steps.tolist(), **{name: s[steps - 1].tolist() for name, s in sums.items()}}
@@ -147,8 +147,8 @@ def toy_model() -> nn.Sequential:
 def observed_dtypes(
     model: nn.Sequential, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.dtype]:
-    """Types seen in one forward and backward pass under autocast, by component: it chooses a type
-    for each operation while it runs, which only hooks on the tensors that pass can see."""
+    """Dtypes seen in one forward and backward pass under autocast, by component. Autocast chooses
+    a dtype per operation at run time, so hooks read it from each module's output."""
     seen: dict[str, torch.dtype] = {}
     fc1, _, norm, fc2 = model
     watched = {"fc1_output": fc1, "layernorm_output": norm, "logits": fc2}
@@ -186,7 +186,7 @@ def layernorm(seed: int, device: torch.device) -> list[Record]:
 
 
 def variance(x: Tensor) -> Tensor:
-    """Mean square around the mean in x's own format; sums as PyTorch takes them, in fp32."""
+    """Variance in x's own format, with PyTorch's reductions, which accumulate in fp32."""
     centered = x - x.mean(dim=-1, keepdim=True)
     return (centered * centered).mean(dim=-1)
 
@@ -206,7 +206,7 @@ def _sum_in_format(x: Tensor) -> Tensor:
 
 
 def variance_records(true: Tensor, computed: Tensor, labels: Mapping[str, Any]) -> list[Record]:
-    """Each token's variance in one format: how far from the truth, or how it ends."""
+    """The largest relative error of the tokens' variances, or overflow or underflow."""
     computed = computed.double().cpu()
     error = ((computed - true) / true).abs().max().item()
     if bool((computed == 0).any()):
@@ -223,7 +223,7 @@ def _finite(name: str, number: float, labels: Mapping[str, Any]) -> Record:
 
 
 def layer_norm(x: Tensor) -> Tensor:
-    """PyTorch's, which takes its statistics in fp32."""
+    """PyTorch's LayerNorm, which computes its statistics in fp32."""
     return nn.functional.layer_norm(x, (FEATURES,), eps=EPSILON)
 
 

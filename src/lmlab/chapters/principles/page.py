@@ -59,7 +59,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = rows.assign(principle=rows["topic"].map(NAMES))
     rows = with_rates(rows, {"rate": "flops", "bandwidth": "bytes"}, ["source", "variant"])
     limits = ceilings(results)
-    # Programs that compare something else than types use the type that the device is made for.
+    # Topics that do not compare dtypes use the device's usual one.
     device = results.value(chapter="machine", quantity="device")
     usual = "bf16" if device == "cuda" else "fp32"
     for name, topics in LIMITS.items():
@@ -72,7 +72,7 @@ def derive(rows: Rows, results: Results) -> Rows:
 
 
 def _shares(limits: dict[str, float], usual: str, found: Rows) -> Any:
-    """Values over the ceiling of each row: the copy, or the matmul of its type."""
+    """Each value over its ceiling: the copy bandwidth, or the matmul rate of its dtype."""
     types = found["topic"].map({"divergence": "fp32"}).fillna(usual)
     types = types.mask(found["topic"] == "precision", found["series"])
     types = types.mask(found["quantity"] == "bandwidth", "copy")
@@ -96,7 +96,7 @@ def _panels(rows: Rows) -> list[Rows]:
             mine = mine.assign(series=(mine["x"] == 1).map({True: "with", False: "without"}))
         if topic == "precision":  # fp16 runs at the rate of bf16: one line would hide the other
             mine = select(mine, series=lambda name: name != "fp16")
-        if topic == "tiling":  # drawn as its tiles grow; their order is another matter
+        if topic == "tiling":  # by tile size; the row-major order is only in the table
             mine = select(mine, series=lambda name: name != "without")
         panels.append(mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}"))
     return panels

@@ -22,8 +22,8 @@ PARTS = {
 
 
 def outer_families(results: Results) -> Rows:
-    """Family shares of the first and the last size in every precision, at one context: the longest
-    of those at which most of them ran, a training step if any did."""
+    """Family shares of the first and last size in every precision, at one context: the longest of
+    those with the most training steps (or runs, if there are no training steps)."""
     rows = select(results.rows, quantity="family_share", family=list(FAMILIES))
     if rows.empty:
         return rows
@@ -41,7 +41,7 @@ def outer_families(results: Results) -> Rows:
 
 
 def part_shares(results: Results) -> Rows:
-    """Parts of attention in the first precision, of sizes at several contexts if there are any."""
+    """Shares of attention's parts in the first precision; sizes with several contexts, if any."""
     rows = at_first(select(results.rows, quantity="part_share"), "precision")
     contexts = rows.groupby("size")["context"].nunique()
     rows = rows[rows["size"].map(contexts) >= min(2, contexts.max())]
@@ -49,7 +49,7 @@ def part_shares(results: Results) -> Rows:
 
 
 def layer_timeline(results: Results) -> Rows:
-    """Every kernel of one layer, of the first size and precision at the longest context."""
+    """Every kernel of one layer in the first precision, at the longest context of any size."""
     found = [result for result in results.of("profile") if result.data.get("layer")]
     if not found:
         return pd.DataFrame()
@@ -67,8 +67,7 @@ def layer_timeline(results: Results) -> Rows:
 
 
 def step_timelines(results: Results) -> Rows:
-    """When host and device are in which phase of a training step: the first, and the last of the
-    last size."""
+    """Host and device phases of two training steps: the first, and the last of the last size."""
     found = [
         result
         for result in results.of("profile")

@@ -1,4 +1,4 @@
-"""Profile: one point per size and context, all modes in one process; `more` as in end to end."""
+"""Profile: one point per shape and precision, all modes in one process; `more` as in end to end."""
 
 from collections.abc import Mapping
 from typing import Any

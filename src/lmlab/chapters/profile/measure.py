@@ -2,10 +2,10 @@
 
 The forward pass is timed by the wall clock without a profiler; then all modes are warmed up and one
 run of each (forward without gradient, forward and backward, train step) is recorded in one capture,
-distinguished by ranges. PyTorch's profiler runs inside this process. Nsight Systems must have been
-started around it; then this process only opens the capture, and `trace_data` adds the report.
+each in its own range. PyTorch's profiler runs inside this process. Nsight Systems must be started
+around it; this process then only opens the capture, and `trace_data` adds the report later.
 
-A mode that runs out of memory is a record with a reason, and the others are recorded without it.
+A mode that runs out of memory gets a record with the reason; the other modes are still recorded.
 
 Records besides those of `trace_data`: `time` of the forward pass, `matmul_flops` per mode (our
 model only), `flops` and `traffic` per part of attention by the cost model (with naive attention
@@ -79,7 +79,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def warm_up(steps: Steps, device: torch.device) -> dict[str, Record]:
-    """Run the largest mode that fits; by mode, why larger ones run out of memory."""
+    """Warm up the largest mode that fits; returns an out-of-memory record per larger mode."""
     too_large: dict[str, Record] = {}
     for mode, step in reversed(steps.items()):
         try:
@@ -101,7 +101,7 @@ def warm_up(steps: Steps, device: torch.device) -> dict[str, Record]:
 
 
 def run_mode(step: Step) -> None:
-    """One run, each phase in its range; gradients are dropped before it if no phase does so."""
+    """Run each phase of a mode in its own range, after dropping gradients if no phase does so."""
     phases = step.phases()
     prepare(step, phases)
     for name, run in phases:
@@ -113,7 +113,7 @@ def run_mode(step: Step) -> None:
 def record(
     steps: Steps, model: nn.Module, workload: Workload, point: Point, device: torch.device
 ) -> Reduced:
-    """One run of each mode under the profiler; nothing yet where nsys records."""
+    """Run each mode once under the profiler; under nsys, records and data are added later."""
 
     def run_all() -> None:
         for mode, step in steps.items():
@@ -137,7 +137,7 @@ def trace_folder(point: Point) -> Path:
 
 
 def workload_records(workload: Workload, model: nn.Module) -> list[Record]:
-    """What ran, under which settings, and what attention's parts cost where that is known."""
+    """Tokens, parameters, matmul FLOPs and, where known, the cost of attention's parts."""
     records = [
         value("tokens", workload.shape.tokens, ""),
         value("parameters", sum(p.numel() for p in model.parameters()), ""),

@@ -1,4 +1,4 @@
-"""Kernels: which take the time, what backward and the optimizer change, and softmax vs. matmul."""
+"""Kernels: where the time goes, what backward and the optimizer change, softmax vs. matmul."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ FIGURES = figures_page.FIGURES
 RUN = ["source", "mode"]
 MATMULS = {"matmul_tensor_core": "tensor", "matmul_simt": "SIMT", "matmul": "unknown"}
 PASSES = ("forward", "backward", "optimizer")
-# Sums over kernels; other times are read off the timeline, gaps or the host's time included.
+# Sums over kernels; all other times come from the timeline and include gaps or host time.
 SUMS = ["total_time", "family_total_time", "kernel_total_time", "part_total_time"]
 # A timeline agrees with the clock within this; beyond it the profiler has slowed the host.
 AGREES_WITHIN = 0.05
@@ -37,7 +37,7 @@ LAYOUT = re.compile(r"_([nt]{2}|[NT]{3})(?:_|$)")
 
 
 def derive(rows: Rows, results: Results) -> Rows:
-    """Shares, ratios and rates next to what was recorded."""
+    """Add shares, ratios and rates to the recorded rows."""
     if select(rows, quantity="profiler_version").empty:
         return rows
     read_off = (rows["clock"] == "device") & ~rows["quantity"].isin(SUMS)
@@ -66,8 +66,8 @@ def _end_to_end(results: Results, **where: str) -> Any:
 
 
 def _utilization(rows: Rows, results: Results) -> Rows:
-    """A training step's utilization as a product: how near its matmul kernels come to the peak,
-    which share of the device time they take, which share of the wall time the device is busy."""
+    """A training step's utilization as a product: its matmul kernels' share of peak, their share
+    of device time, and device time as a share of wall time."""
     step = {"mode": "train_step"}
     total = _of("total_time", phase="total", **step)
     work = {"ms": total, "share": _of("matmul_share", **step), "flops": _of("matmul_flops", **step)}
@@ -96,8 +96,8 @@ def _at(values: Any, found: Rows) -> Any:
 
 
 def _shares(rows: Rows) -> Rows:
-    """Families and kernels as shares of a run's device time. Copies are not kernels: a kernel's
-    share excludes them, as in nsys."""
+    """Families and kernels as shares of a run's device time; `kernel_share` leaves copies, which
+    are not kernels, out of the total, as nsys does."""
     kernel, run = _of("kernel_total_time"), _of("total_time", phase="total")
     total = select(rows, **run).set_index(RUN)["value"]
     copies = select(rows, **kernel, rank=pd.isna).set_index(RUN)["value"]
@@ -113,7 +113,7 @@ def _shares(rows: Rows) -> Rows:
 
 
 def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
-    """Ratios and rates of attention's parts; nothing where it has none."""
+    """Add ratios and rates of attention's parts, if any were recorded."""
     if "part" not in rows:
         return rows
     ms = {part: _of("part_total_time", part=part) for part in PARTS}
@@ -141,7 +141,7 @@ def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
 
 
 def recorded(rows: Rows) -> Rows:
-    """The precisions of which anything was recorded, with the points that are missing."""
+    """Rows of every precision with at least one recording, including its missing points."""
     return select(rows, precision=set(select(rows, quantity="profiler_version")["precision"]))
 
 
@@ -288,7 +288,7 @@ TABLES = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    """Values that the templates use, of the first precision; empty if nothing was recorded."""
+    """Template values, of the first precision unless keyed by it; empty if nothing was recorded."""
     everything = select(chapter.own.rows, status="ok")
     rows = at_first(everything, "precision")
     if select(rows, quantity="profiler_version").empty:
@@ -340,19 +340,19 @@ def _range_of_sums(shares: Rows) -> tuple[float, float]:
 
 
 def _count(values: Any, comparison: str, others: Any) -> int:
-    """At how many points the comparison holds; the others may have more points."""
+    """Number of points at which the comparison holds; `others` may cover more points."""
     return int(getattr(values, comparison)(others.reindex(values.index)).sum())
 
 
 def _cores(matmuls: Rows) -> dict[str, float]:
-    """Which share of their time matmuls ran on which cores."""
+    """Share of matmul time by type of core."""
     ms = matmuls.groupby("family")["value"].sum() / matmuls["value"].sum()
     return {core: float(ms.get(family, 0)) for family, core in MATMULS.items()}
 
 
 def _memory(rows: Rows, l2: float | None) -> dict[str, Any] | None:
-    """The softmaxes whose tensors exceed L2, and how close they come to a copy. Of smaller ones,
-    or without a measured copy, nothing can be said about memory."""
+    """How close softmaxes come to copy bandwidth, counting only those whose tensors exceed L2;
+    None without any, or without a measured copy."""
     scores = select(rows, quantity="scores_bytes")
     beyond = scores[scores["value"] > l2] if l2 else scores.head(0)
     shares = select(rows, quantity="share_of_copy", source=list(beyond["source"]))

@@ -1,4 +1,4 @@
-"""From a trace to a profile's records and data, whichever profiler recorded it. No torch.
+"""Turn a trace from either profiler into a profile's records and data. No torch.
 
 The trace has one range per mode, which contains one run and its phases. On a CPU an operator
 that does work counts as a kernel. Records, with the label `mode` unless noted:
@@ -6,19 +6,19 @@ that does work counts as a kernel. Records, with the label `mode` unless noted:
 - per phase and for the whole run: `total_time` (sum over kernels), `busy_time` (their union),
   `span_time` (first start to last end), `kernels`, `host_time` (the host in the phase's range)
 - per family: `family_total_time`, `family_instances`
-- per kernel: `kernel_total_time`, `kernel_instances` of the first by rank, of the largest
-  non-matmul kernels, and of the copy engines, which have no rank
+- per kernel: `kernel_total_time`, `kernel_instances` of the top kernels by rank, of the largest
+  non-matmul kernels, and of copies and fills, which have no rank
 - idle device: `gap_time`, `host_late_gap_time` (next kernel not launched yet), `gaps`
 - host: `wait_time`, `launches`, `launch_time` (mean), `delay_median_time` and `delay_max_time` from
   a launch to the start of its kernel
 - per part of attention, forward without gradient (no mode): `part_total_time`, `part_kernels`,
-  `part_product_time` (of it in matmuls, which may have to copy their operands first)
+  `part_product_time` (the matmul kernels only, without any copies of their operands)
 - `profiler_version` (no mode)
 
-`data` has what is larger: per mode the kernel table and the host's calls; `attention_parts` with
-their kernels; `timeline`, the phases of the train step (of the largest mode that fitted); `layer`,
-every kernel of one layer of its forward pass. Kernels are indices into `names`, so that a long name
-is stored once.
+`data` has everything larger: per mode the kernel table and the host's calls; `attention_parts` with
+their kernels; `timeline`, the phases of the train step (or of the largest mode that fit); `layer`,
+every kernel of one layer of its forward pass. Kernels are indices into `names`, so that each long
+name is stored once.
 """
 
 from collections import defaultdict
@@ -70,8 +70,8 @@ def mode_range(mode: str) -> str:
 
 
 def complete(measured: Path, export: Path, out: Path) -> str:
-    """Write the result of a point that nsys recorded: what the process measured and the report
-    adds. A point without numbers has no report and is complete as it is. Returns its headline."""
+    """Merge what the process measured with the nsys report, write the result, and return its
+    headline. A point without numbers has no report and is written as it is."""
     result = read(measured)
     if result.status == "ok":
         records, data = of_trace(nsys.read(export))
@@ -83,8 +83,8 @@ def complete(measured: Path, export: Path, out: Path) -> str:
 
 
 def of_trace(trace: Trace) -> Reduced:
-    """Records and data of a trace: numbers as records, everything larger as data. A `TraceError` if
-    one of its runs has no kernels."""
+    """Records and data of a trace: numbers as records, everything larger as data. Raises
+    `TraceError` if a run has no kernels."""
     recorded = [mode for mode in PHASES_OF_MODE if mode_range(mode) in set(trace.ranges["name"])]
     runs = {mode: section(trace, mode_range(mode)) for mode in recorded or PHASES_OF_MODE}
     for mode, run in runs.items():
@@ -120,8 +120,8 @@ def of_trace(trace: Trace) -> Reduced:
 
 
 def attention_parts(run: Trace) -> list[dict[str, Any]]:
-    """Attention split at its operations, with two parts between the matmuls; none for an
-    attention that is not written as matmul, softmax, matmul."""
+    """Split attention into its two matmuls and two parts between them; empty for an attention
+    that is not written as matmul, softmax, matmul."""
     kernels = within(run.kernels, ATTENTION)
     scores, between, output = (within(kernels, name) for name in RANGES_IN_ATTENTION)
     if scores.empty or output.empty:

@@ -1,17 +1,17 @@
 """Sharded optimizer: how much memory it saves per rank, and how much time it costs.
 
-**Memory** at four stages of a first step and at the peak of a second, for the plain optimizer, ours
-and PyTorch's ZeroRedundancyOptimizer, each built alone. All ranks use the same tokens here, so
-gradients agree without communication, and the largest size that fits can be measured however slow
-the link is. After both steps each variant must have the weights of the plain optimizer, or it gets
-no time.
+**Memory** is read at four stages of a first step and at the peak of a second, with the plain
+optimizer, ours and PyTorch's ZeroRedundancyOptimizer, each built alone. All ranks use the same
+tokens here, so gradients agree without communication, and the largest size that fits can be
+measured however slow the link is. A variant whose weights after both steps differ from those of the
+plain optimizer is not timed.
 
-**Time** of the same three in turns, at the largest size whose step is short enough. They share one
-model, one data-parallel wrapper and one AdamW state, so a job needs no more memory than the plain
-optimizer. A barrier before the optimizer keeps earlier delays out of its time.
+**Time** is measured in interleaved rounds of the same three, at the largest size whose step is
+short enough. They share one model, one data-parallel wrapper and one AdamW state, so a job needs no
+more memory than the plain optimizer. A barrier keeps earlier delays out of the optimizer's time.
 
-Records, besides those of `autosize`, `memory_stages` and `rank_work`: `owned_bytes` (parameters
-that each rank updates with our optimizer).
+Records, besides those of `autosize`, `memory_stages` and `rank_work`: `owned_bytes` (of the
+parameters that each rank updates with our optimizer).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +51,7 @@ GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Memory, then time, of every optimizer on these ranks; called on each of them."""
+    """Memory, then time, of every optimizer on these ranks; called on every rank."""
     with tf32_allowed(precision_named(str(point.parameters["precision"])).tf32):
         memory, correct = measure_memory(point, device)
         times = measure_time(point, device, correct)
@@ -78,7 +78,7 @@ def measure_memory(point: Point, device: torch.device) -> tuple[list[Record], li
 
 
 def two_steps_alone(make: Make, work: RankWork) -> list[dict[str, Any]]:
-    """One optimizer's first steps on every rank, with a digest of the weights after them."""
+    """One optimizer's first two steps on every rank, with a digest of the resulting weights."""
     rank_work.release(work.device)
     model = work.model()
     optimizer = make(model.parameters())
@@ -95,9 +95,9 @@ def two_steps_alone(make: Make, work: RankWork) -> list[dict[str, Any]]:
 
 
 def weights_digest(model: nn.Module) -> list[float]:
-    """Two norms of each parameter, which reveal a missed update without copying weights. Not sums:
-    AdamW's first step moves every weight by the same amount, and where a gradient is almost zero,
-    rounding decides which way."""
+    """Two norms of each parameter, which reveal a missed update without copying weights. Sums would
+    not do: AdamW's first step moves every weight by the same amount, and where a gradient is almost
+    zero, rounding decides the sign."""
     with torch.no_grad():
         norms = [torch.linalg.vector_norm(p, order) for p in model.parameters() for order in (1, 2)]
         digest: list[float] = torch.stack(norms).double().tolist()
@@ -105,7 +105,7 @@ def weights_digest(model: nn.Module) -> list[float]:
 
 
 def measure_time(point: Point, device: torch.device, names: list[str]) -> list[Record]:
-    """Rounds of whole steps with every optimizer in turn, at the largest size that is quick."""
+    """Interleaved rounds of whole steps, at the largest size whose step is short enough."""
     bucket_mb = point.settings["bucket_mb"]
 
     def trial(work: RankWork) -> Callable[[], None]:
@@ -113,7 +113,7 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
         step = step_with(OPTIMIZERS[OURS](model.module.parameters()), model, work)
         return lambda: step(PhaseClock(device))
 
-    # All-reduce sends gradients twice, broadcast parameters once.
+    # In all-reduces: one for the gradients, and a broadcast of the parameters is half of one.
     limit_s = point.settings["step_limit_s"]
     workload, choice = choose(
         point, device, purpose="time", limit_s=limit_s, messages=1.5, trial=trial
@@ -133,7 +133,7 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
 def share_state(
     optimizers: Mapping[str, torch.optim.Optimizer], model: BucketedDDP, work: RankWork
 ) -> None:
-    """Let every optimizer use the plain one's state; a sharded one uses that of what it owns."""
+    """Give every optimizer the plain one's state; a sharded one uses only the part it owns."""
     plain = optimizers[PLAIN]
     step_with(plain, model, work)(PhaseClock(work.device))  # creates the state
     for optimizer in optimizers.values():

@@ -72,7 +72,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "state": {name: rank_page.category_of(rows, name, "optimizer_state") for name in NAMES},
         "expected_error": rank_page.expected_error(rows, OURS, stored),
         "fullest_share": stored["optimizer_state"],
-        # Rings: gradients are averaged everywhere, then parameters come from their owners; ZeRO-1
-        # scatters gradients and gathers parameters.
+        # With rings. Ours all-reduces gradients, then broadcasts parameters from their owners;
+        # ZeRO-1 reduce-scatters and all-gathers, as many bytes as plain data parallelism.
         "sent": {"plain": 2 * share * parameters, "ours": 3 * share * parameters},
     }

@@ -1,27 +1,26 @@
 """Shared parts of the warp-specialized backward kernels for Hopper.
 
-Every backward kernel keeps two tiles resident per consumer warpgroup (64 rows each) and streams
-blocks of two other tensors through a ring of STAGES buffers: K and V resident with Q and dO
-streamed where dK and dV are computed, the reverse for dQ. In helpers that serve both, `a` is the
-tensor that makes S (Q or K) and `b` the one that makes dP (dO or V), and BLOCK is the number of
-streamed rows (BLOCK_M or BLOCK_N).
+Every backward kernel keeps 64-row tiles of two tensors resident per consumer warpgroup and streams
+blocks of the two others through a ring of STAGES buffers: dK and dV keep K and V resident and
+stream Q and dO; dQ does the reverse. In shared helpers, `a` stands for the operands of S (Q and K),
+`b` for those of dP (dO and V), and BLOCK for the number of streamed rows (BLOCK_M or BLOCK_N).
 
 For each block a consumer issues S and dP together, computes P while dP is still in flight, and dS
-while dV is. All products of a block finish before the next begins: if one stays in flight across
-the loop edge, the compiler cannot tell their registers apart and serializes every wgmma (warning
-C7512). The other warpgroup fills that gap.
+while dV is. All products of a block finish before the next block begins: if one stays in flight
+across iterations, the compiler cannot tell their registers apart and serializes every wgmma
+(warning C7512). The other warpgroup fills the gap.
 
-Registers set the sizes: at head dimension 128 the accumulators dK and dV of 64 rows take 128 of a
-thread's 240 registers, and blocks of 64 queries just fit. Beyond that one warpgroup accumulates dK
-and another dV (`bwd_dkdv_wide`).
+Registers limit the tile sizes: at head dimension 128 the dK and dV accumulators of 64 rows take 128
+of a thread's 240 registers, and blocks of 64 queries just fit. Beyond that, one warpgroup
+accumulates dK and another dV (`bwd_dkdv_wide`).
 
-Shapes in Gluon are powers of two. So that head dimension 192 does without padding to 256, tiles of
-more than 128 columns consist of CHUNKS chunks of CHUNK columns, loaded and multiplied one by one.
+Gluon shapes are powers of two. To avoid padding head dimension 192 to 256, tiles of more than 128
+columns consist of CHUNKS chunks of CHUNK columns, loaded and multiplied one by one.
 
 The log-sum-exp and delta are loaded by TMA along with Q and dO. Past the last query TMA reads zeros
 everywhere, so P = 1 is multiplied by dO = 0 and no mask is needed. Past the last key, K = 0 gives
 P = exp(-lse), which may be infinite. That matters only where dS is multiplied by K (the fused
-kernel): there P is capped at one (RAGGED_KEYS). The others do not store the rows of such keys.
+kernel): there P is capped at one (RAGGED_KEYS). The other kernels do not store those keys' rows.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
@@ -58,7 +57,7 @@ def producer(
 ):  # fmt: skip
     """Load the resident tiles of each consumer, then stream blocks [first, last) of a and b.
 
-    `vectors` holds one number per streamed row for a (lse) and b (delta); K and V have none.
+    `vectors` are lse (with a) and delta (with b), one number per streamed row; K and V have none.
     """
     a_resident, b_resident, a_streamed, b_streamed, a_vectors, b_vectors = tiles
     resident_full, a_full, b_full, empty = barriers
@@ -75,7 +74,7 @@ def producer(
         if REVERSED:
             block = last - 1 - step
         stage = step % STAGES
-        # The first wait on each stage passes: a fresh barrier counts as one phase ahead.
+        # The first wait on each stage passes: a fresh barrier's previous phase counts as complete.
         mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
         corner = (batch, streamed_head, block * BLOCK)
         a_barrier, b_barrier = a_full.index(stage), b_full.index(stage)
@@ -123,10 +122,10 @@ def start_s_and_dp(
 
 @gluon.jit
 def pass_over(barriers, step, STAGES: gl.constexpr):
-    """Release a block that no row of this warpgroup needs."""
+    """Release a block that this warpgroup does not need."""
     _, a_full, b_full, empty = barriers
     stage = step % STAGES
-    # Not before it is full: that could be one round of the ring too early.
+    # Wait until it is full: an earlier arrival could count for the previous round of the ring.
     mbarrier.wait(a_full.index(stage), step // STAGES & 1)
     mbarrier.wait(b_full.index(stage), step // STAGES & 1)
     mbarrier.arrive(empty.index(stage), count=1)
@@ -134,7 +133,7 @@ def pass_over(barriers, step, STAGES: gl.constexpr):
 
 @gluon.jit
 def zero_chunks(CHUNK: gl.constexpr, CHUNKS: gl.constexpr, LAYOUT: gl.constexpr):
-    """An accumulator of 64 rows."""
+    """A zeroed accumulator of 64 rows, in chunks."""
     return (gl.zeros([WG_ROWS, CHUNK], gl.float32, LAYOUT),) * CHUNKS
 
 
@@ -170,7 +169,7 @@ def alloc_tiles(
     CONSUMERS: gl.constexpr, BLOCK: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Shared memory for the resident tiles of each consumer and STAGES of both streamed ones."""
+    """Shared memory for the resident tiles of each consumer and STAGES blocks of a and b."""
     rows: gl.constexpr = [CONSUMERS * CHUNKS, 1, 1, WG_ROWS, CHUNK]
     a_resident = gl.allocate_shared_memory(resident[0].dtype, rows, resident[0].layout)
     b_resident = gl.allocate_shared_memory(resident[1].dtype, rows, resident[1].layout)
@@ -186,7 +185,7 @@ def alloc_dkdv_tiles(
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Shared memory of a pass over queries, whose blocks come with lse and delta."""
+    """Shared memory for a pass over queries, which also streams lse and delta."""
     a_resident, b_resident, a_streamed, b_streamed = alloc_tiles(
         resident, streamed, CONSUMERS, BLOCK_M, CHUNK, CHUNKS, STAGES
     )
@@ -197,7 +196,7 @@ def alloc_dkdv_tiles(
 
 @gluon.jit
 def alloc_stage_barriers(STAGES: gl.constexpr):
-    """For the resident tiles, and for each stage: a filled, b filled, both released."""
+    """Barriers: resident tiles full; and for each stage, a full, b full, both empty again."""
     resident_full = alloc_barriers(1, 1).index(0)
     barriers = (
         resident_full, alloc_barriers(STAGES, 1), alloc_barriers(STAGES, 1),
@@ -211,7 +210,7 @@ def alloc_stage_barriers(STAGES: gl.constexpr):
 def query_blocks(
     start, last, shift, BLOCK_M: gl.constexpr, ROWS: gl.constexpr, IS_CAUSAL: gl.constexpr
 ):
-    """Of `last` query blocks, the first that sees one of ROWS keys, and the first that sees all."""
+    """First of `last` query blocks that sees any of ROWS keys, and first that sees all of them."""
     first = 0
     unmasked = 0
     if IS_CAUSAL:
@@ -248,9 +247,9 @@ def query_loop(
     """Accumulate dK and dV of 64 keys over blocks of queries.
 
     S, P, dP and dS are transposed, keys down and queries across, so that dV = P^T dO and
-    dK = dS^T Q are plain products whose left operand is already in registers. Without DS_STAGES
-    these are blocks [first, last), and `origin` is the first of all. With them dS is handed on, and
-    [first, last) are steps from block `origin` backwards.
+    dK = dS^T Q are plain products whose left operand is already in registers. If DS_STAGES is 0,
+    the loop runs over blocks [first, last), and `origin` is the first block of all. Otherwise dS is
+    also passed on for dQ, and [first, last) are steps backwards from block `origin`.
     """
     _, _, q_tiles, do_tiles, lse_tiles, delta_tiles = tiles
     _, _, _, empty = barriers
@@ -294,7 +293,7 @@ def dkdv_consumer(
     WG: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
     DS_STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of 64 keys, and with DS_STAGES dS for the warpgroup of dQ: one warpgroup."""
+    """One warpgroup: dK and dV of 64 keys and, if DS_STAGES > 0, dS for the dQ warpgroup."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     batch, head, _, start = coords
@@ -304,7 +303,7 @@ def dkdv_consumer(
     zero = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
     grads = (zero, zero)
     mbarrier.wait(barriers[0], 0)
-    # The diagonal comes first or, running backwards, last.
+    # The diagonal comes first or, when running backwards, last.
     if DS_STAGES > 0:
         origin = last - 1
         grads = query_loop(
@@ -312,7 +311,7 @@ def dkdv_consumer(
             scale * LOG2E, WG, BLOCK_D, BLOCK_M, STAGES, DS_STAGES, False, RAGGED_KEYS,
             S_LAYOUT, O_LAYOUT,
         )  # fmt: skip
-        # Running backwards, these are steps and not blocks: from_block to unmasked_from is masked.
+        # Steps backwards, not blocks: those from from_block to unmasked_from are masked.
         from_block = last - unmasked
         unmasked_from = last - first
     else:

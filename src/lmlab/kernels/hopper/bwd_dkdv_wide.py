@@ -1,4 +1,4 @@
-"""dK and dV on Hopper at head dimensions from 129 to 256: one warpgroup for each of the two.
+"""dK and dV on Hopper at head dimensions from 129 to 256, with one warpgroup for each.
 
 An accumulator of 64 rows takes up to 128 of a thread's 240 registers, so a warpgroup cannot hold
 both. Two launches would compute S twice. Instead two warpgroups share one tile of 64 keys: the
@@ -39,7 +39,7 @@ def dv_loop(
     BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr,
     MASKED: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dV of 64 keys over query blocks [first, last); P is handed on."""
+    """Accumulate dV of 64 keys over query blocks [first, last), and pass P on for dK."""
     k_tiles, _, q_tiles, do_tiles, lse_tiles, _ = tiles
     _, q_full, do_full, empty = barriers
     p_tiles, p_full, p_empty = p_pipe
@@ -69,7 +69,7 @@ def dv_consumer(
     BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """dV of 64 keys: one warpgroup."""
+    """One warpgroup: dV of 64 keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     batch, head, _, start = coords
@@ -94,7 +94,7 @@ def dk_consumer(
     tiles, barriers, p_pipe, dk, coords, first, last, scale,
     BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """dK of 64 keys: one warpgroup."""
+    """One warpgroup: dK of 64 keys."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     _, v_tiles, q_tiles, do_tiles, _, delta_tiles = tiles
@@ -121,8 +121,8 @@ def dk_consumer(
 
 @gluon.jit
 def alloc_p_pipe(BLOCK_M: gl.constexpr):
-    """Shared memory for P, and barriers for its filling and its release."""
-    # Eight rows of a store or load fall into different banks.
+    """Shared memory for P, and its full and empty barriers."""
+    # In this layout, eight rows of a store or load fall into different banks.
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     p_tiles = gl.allocate_shared_memory(gl.float32, [P_STAGES, WG_ROWS, BLOCK_M], LAYOUT)
     return p_tiles, alloc_barriers(P_STAGES, 1), alloc_barriers(P_STAGES, 1)

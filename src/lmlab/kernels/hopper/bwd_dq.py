@@ -59,7 +59,7 @@ def consumer(
     WG: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
     STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """dQ of 64 queries: one warpgroup."""
+    """One warpgroup: dQ of 64 queries."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     batch, head, _, start = coords

@@ -1,30 +1,29 @@
 """All gradients on Hopper in one pass, head dimension up to 64: five products per tile, not seven.
 
-The dK/dV pass (`bwd_dkdv`) already has dS, all that dQ needs, but for one key tile only: dQ of a
-query is a sum over the programs of all keys that it sees. Here a third warpgroup takes dS from
-shared memory, multiplies it with K, and adds the product to an fp32 accumulator in global memory.
+The dK/dV pass (`bwd_dkdv`) already computes dS, all that dQ needs, but each program does so for one
+key tile, and a query's dQ is a sum over all keys that it sees. Here a third warpgroup takes dS from
+shared memory, multiplies it by K, and adds the product to an fp32 accumulator in global memory.
 
 The order of these additions is fixed, so the result is bitwise deterministic: program j adds to a
-query block only after program j - 1 has, which it learns from a semaphore. The first program stores
-instead of adding, and the last scales and writes dQ itself, so nothing is cleared before the kernel
-and nothing converted after it.
+query block only after program j - 1 has, as signaled by a semaphore. The first program stores
+instead of adding, and the last scales and writes dQ itself, so the accumulator needs no clearing
+before the kernel and no conversion after it.
 
 Waiting costs little because all programs stream queries in one direction, from the end to the
 diagonal: program j follows j - 1 through the same blocks, a few iterations behind. That also starts
 the longest programs first, and lets all programs of a head read a query block from the L2 at about
-the same time. A program waits only for programs launched before it, so one can always make
+the same time. A program waits only for programs launched before it, so some program can always make
 progress. With few heads all programs of a head start at once and the last waits for all others;
 there `tile_sizes` selects the two-pass kernels.
 
 The accumulator is private to this kernel, so its layout is the one that makes adding cheapest:
-tiles of 64 x 64, in which the four numbers that a thread holds of every eight columns (two
-neighbours in one row and in the eighth row below) are adjacent. One instruction adds them (red.v4),
-and that of a warp covers 512 contiguous bytes.
+64 x 64 tiles in which the four numbers that a thread holds of every eight columns (two adjacent
+columns in each of two rows, eight rows apart) are contiguous. One instruction (red.v4) adds them,
+and a warp's instruction covers 512 contiguous bytes.
 
-Tile: BLOCK_N = 128 keys resident, BLOCK_M = 64 queries streamed. Their accumulators take most of
-the registers: a consumer has 200 per thread, the dQ warpgroup 88. At head dimension 128 no
-registers are left for a third warpgroup, and two consumers that compute dQ as well are slower than
-two passes.
+Tile: BLOCK_N = 128 keys resident, BLOCK_M = 64 queries streamed. Accumulators take most of the
+registers: a consumer has 200 per thread, the dQ warpgroup 88. At head dimension 128 no registers
+are left for a third warpgroup, and two consumers that also compute dQ are slower than two passes.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -58,7 +57,7 @@ warpgroup_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 @gluon.jit
 def accum_pointers(dq_accum, index, LAYOUT: gl.constexpr):
-    """The address of each element of tile `index`, distributed over a warpgroup as LAYOUT."""
+    """The address of each element of tile `index`, distributed over a warpgroup by LAYOUT."""
     rows = gl.arange(0, SIDE, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, SIDE, gl.SliceLayout(0, LAYOUT))
     row_offset = rows // 16 * 128 + rows % 8 * 16 + rows // 8 % 2 * 2
@@ -69,7 +68,7 @@ def accum_pointers(dq_accum, index, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def red_add_v4(pointers, values):
-    """Add to memory; the caller orders programs that add to the same tile."""
+    """Add to memory; the caller must order programs that add to the same tile."""
     gl.inline_asm_elementwise(
         "red.relaxed.gpu.global.add.v4.f32 [$4], {$8, $9, $10, $11};"
         "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;",
@@ -89,7 +88,7 @@ def store_v4(pointers, values):
 
 @gluon.jit
 def load_v4(pointers):
-    """Load from the L2: other SMs wrote it, and this SM's L1 may hold a stale line."""
+    """Load from the L2: other SMs wrote the data, and this SM's L1 may hold stale lines."""
     return gl.inline_asm_elementwise(
         "ld.relaxed.gpu.global.v4.f32 {$0, $1, $2, $3}, [$4];",
         "=f,=f,=f,=f,l,l,l,l", [pointers], dtype=gl.float32, is_pure=False, pack=4,
@@ -137,11 +136,11 @@ def dq_warpgroup(
     BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Contribution of 128 keys to dQ of each query block: one warpgroup.
+    """One warpgroup: the contribution of 128 keys to dQ of each query block.
 
     A program's semaphore counts the blocks that it has added; the next program polls it and resets
-    it for the next launch. Polling and signalling both wait for the L2, so a program polls only
-    when it has used up what it knows, and signals every second iteration.
+    it for the next launch. Polling and signaling both wait for the L2, so a program polls only when
+    it has caught up with the last count it read, and signals every second iteration.
     """
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     k_tiles, _, _, _, _, _ = tiles
@@ -188,7 +187,7 @@ def dq_warpgroup(
 
 @gluon.jit
 def alloc_ds_pipe(dtype: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Shared memory through which both consumers hand dS to the warpgroup of dQ."""
+    """Shared memory and barriers through which both consumers pass dS to the dQ warpgroup."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, WG_ROWS, BLOCK_M], LAYOUT)
     return ds_tiles, alloc_barriers(DS_STAGES, 2), alloc_barriers(DS_STAGES, 1)
@@ -201,7 +200,7 @@ def flash_bwd_fused_kernel(
     CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """One program per key tile of BLOCK_N = 128 rows: its dK and dV, and its part of dQ."""
+    """One program per key tile of BLOCK_N = 128 rows: its dK and dV, and its share of dQ."""
     BLOCK_N: gl.constexpr = CONSUMERS * WG_ROWS
     key_tiles = (keys + BLOCK_N - 1) // BLOCK_N
     tile, batch, head = tile_of_program(

@@ -1,15 +1,15 @@
-"""Warp-specialized FlashAttention forward for Hopper: two producer warps, two or three consumers.
+"""Warp-specialized FlashAttention forward for Hopper: 2 producer warps, 2 or 3 consumer warpgroups.
 
 The portable kernel (`flash_forward`) waits for Q K^T before the softmax and for the softmax before
 P V; only another program on the SM fills the gap. Triton's compiler places those waits, so this
 kernel is written in Gluon, where warpgroups and barriers are explicit.
 
-- One producer warp loads K and V by TMA into a ring of STAGES buffers, another one Q. They keep 24
-  registers per thread (32 with three consumers) and leave the rest to the consumers.
+- One producer warp loads K and V by TMA into a ring of STAGES buffers, another loads Q. They keep
+  24 registers per thread (32 with three consumers) and leave the rest to the consumers.
 - A consumer warpgroup owns 64 query rows. It issues Q K^T of block j and P V of block j - 1
-  together and runs the softmax of block j as soon as the first is done, so the tensor cores work on
-  the second meanwhile. The other warpgroups do the same, out of phase: with PINGPONG they issue
-  their products in turns, so that one computes its softmax while the tensor cores serve another.
+  together and runs the softmax of block j as soon as the first is done, while the tensor cores work
+  on the second. The other warpgroups do the same, out of phase: with PINGPONG they take turns
+  issuing products, so that one computes its softmax while the tensor cores serve another.
 - Barriers: a stage is `full` when its bytes have arrived and `empty` when every consumer has read
   it. The phase bit flips each time round the ring.
 - Programs are persistent, one per SM: while the consumers finish one query tile and store it (by
@@ -39,10 +39,10 @@ LN2 = gl.constexpr(0.6931471805599453)
 
 @gluon.jit
 def work_item(wave, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """This program's query tile of a wave: its batch, head, first row and number of key blocks.
+    """This program's query tile in a wave: its batch, head, first row and number of key blocks.
 
     Tiles are numbered from the longest to the shortest; every other wave is dealt out in reverse,
-    so that programs get about the same work.
+    so that all programs get about the same work.
     """
     place, programs, batch_heads, heads, l2_heads, queries, keys = sizes
     BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
@@ -67,7 +67,7 @@ def q_producer(
     q, tensors, sizes, waves,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Load rows of Q for each consumer, as long as one of its SLOTS is free: one warp.
+    """One warp: load each consumer's rows of Q as soon as one of its SLOTS is free.
 
     Consumers get them one by one, so that they stay out of phase from one query tile to the next.
     """
@@ -77,7 +77,7 @@ def q_producer(
         batch, head, start, blocks = work_item(wave, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
         if blocks > 0:
             for wg in gl.static_range(CONSUMERS):
-                # The first wait passes: a fresh barrier counts as one phase ahead.
+                # The first wait passes: a fresh barrier's previous phase counts as complete.
                 slot = wg * SLOTS + wave % SLOTS
                 mbarrier.wait(q_empty.index(slot), (wave // SLOTS & 1) ^ 1)
                 mbarrier.expect(q_full.index(slot), q.block_type.nbytes)
@@ -90,7 +90,7 @@ def kv_producer(
     k, v, tensors, sizes, waves, group_size,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """For each query tile load K and V block by block into empty stages: one warp."""
+    """One warp: for each query tile, load K and V block by block into empty stages."""
     _, k_tiles, v_tiles, barriers, _, _ = tensors
     _, _, k_full, k_empty, v_full, v_empty, _ = barriers
     step = 0
@@ -111,7 +111,7 @@ def kv_producer(
 
 @gluon.jit
 def online_softmax(s, row_max, row_sum, scale_log2):
-    """One online-softmax update: P, row sums, row maxima, and the factor to rescale the past."""
+    """One online-softmax update: P, row sums, row maxima, and the factor for earlier results."""
     new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
     p = gl.exp2(s * scale_log2 - new_max[:, None])
     rescale = gl.exp2(row_max - new_max)
@@ -120,12 +120,12 @@ def online_softmax(s, row_max, row_sum, scale_log2):
 
 @gluon.jit
 def wait_turn(order, step, WG: gl.constexpr, PINGPONG: gl.constexpr):
-    """Issue products after the consumer before this one has issued its own.
+    """Wait until the previous consumer has issued its products.
 
-    Consumers then compute the softmax one after the other, while the tensor cores work for another.
+    Consumers then compute the softmax one after the other, while the tensor cores serve the others.
     """
     if PINGPONG:
-        FIRST: gl.constexpr = 1 if WG == 0 else 0  # it need not wait for its first turn
+        FIRST: gl.constexpr = 1 if WG == 0 else 0  # the first turn needs no wait
         mbarrier.wait(order.index(WG), (step & 1) ^ FIRST)
 
 
@@ -146,8 +146,8 @@ def key_loop(
 ):  # fmt: skip
     """Key blocks [first, last), software-pipelined: S of this block with P V of the previous one.
 
-    Both products are in flight when the softmax begins, which needs only the first. `base` is the
-    number of blocks before this query tile, for the place in the ring.
+    P V may still be in flight when the softmax begins, which needs only S. `base` is the number of
+    key blocks before this query tile, which gives the position in the ring.
     """
     _, _, k_full, k_empty, v_full, v_empty, order = barriers
     acc, p, row_sum, row_max = state
@@ -212,12 +212,12 @@ def pass_over(
     step, barriers,
     WG: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr,
 ):  # fmt: skip
-    """Release a key block that only other consumers' queries see."""
+    """Release a key block that none of this consumer's queries sees."""
     _, _, k_full, k_empty, v_full, v_empty, order = barriers
     stage = step % STAGES
     wait_turn(order, step, WG, PINGPONG)
     end_turn(order, WG, CONSUMERS, PINGPONG)
-    # Not before it is full: that could be one round of the ring too early.
+    # Wait until it is full: an earlier arrival could count for the previous round of the ring.
     mbarrier.wait(k_full.index(stage), step // STAGES & 1)
     mbarrier.arrive(k_empty.index(stage), count=1)
     mbarrier.wait(v_full.index(stage), step // STAGES & 1)
@@ -230,10 +230,10 @@ def consumer(
     WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """Attention of 64 rows of each query tile: one warpgroup.
+    """One warpgroup: attention of 64 rows of each query tile.
 
-    The output leaves through the memory of its Q. With two SLOTS the next Q is there already, and
-    the first is released once the next tile is under way.
+    The output is staged in the shared memory of its Q. With two SLOTS the next Q is loaded by then,
+    and the previous slot is released once the next tile is under way.
     """
     q_tiles, k_tiles, v_tiles, barriers, o, lse = tensors
     _, _, _, heads, _, queries, keys = sizes
@@ -303,7 +303,7 @@ def flash_fwd_hopper_kernel(
     q_tiles = gl.allocate_shared_memory(q.dtype, q_shape, q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], v.layout)
-    # For each Q and each stage of K and V: filled by TMA, and released; and turns to issue.
+    # Full and empty barriers for each slot of Q and stage of K and V, and one for each turn.
     q_full, q_empty = alloc_barriers(CONSUMERS * SLOTS, 1), alloc_barriers(CONSUMERS * SLOTS, 1)
     k_full, k_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)
     v_full, v_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)

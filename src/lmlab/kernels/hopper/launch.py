@@ -1,6 +1,6 @@
 """Planning the launches of the warp-specialized kernels; the portable ones run where these cannot.
 
-They need TMA, 16-bit types, no split-KV and, in the backward, as many key heads as query heads.
+These need TMA, 16-bit types, no split-KV and, in the backward, as many key heads as query heads.
 """
 
 from functools import cache
@@ -38,7 +38,7 @@ def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) ->
 
 
 def can_backward(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
-    """Whether the backward kernels can."""
+    """Whether the backward kernels can run these operands with these tiles."""
     has_shape = tiles.block_n == 2 * WG_ROWS and problem.group_size == 1
     return has_shape and _runs_on_hopper(problem, tiles, operands)
 
@@ -52,7 +52,7 @@ def _runs_on_hopper(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
 def add_forward(
     call: Call, problem: Problem, operands: Operands, scale: float, tiles: Tiles, plan: Plan
 ) -> None:
-    """One launch of q, k, v to o, lse."""
+    """Add the launch that computes o and lse from q, k and v."""
     q, k, v, o, lse = operands
     block_d = plan.constants["BLOCK_D"]
     programs, l2_heads = _persistent(problem, tiles, plan)
@@ -71,10 +71,10 @@ def add_forward(
 
 
 def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
-    """Programs, and heads scheduled together.
+    """Number of programs, and of heads scheduled together.
 
     Persistent programs share the work evenly if the tiles of the heads scheduled together make an
-    even number of waves. The fewest such heads leave the most of their K and V in the L2.
+    even number of waves. With the fewest such heads, the L2 holds most of their K and V.
     """
     num_sms = problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)
@@ -88,7 +88,7 @@ def add_backward(
     call: Call, problem: Problem, inputs: Operands, grads: Operands, scale: float, tiles: Tiles,
     plan: Plan,
 ) -> None:  # fmt: skip
-    """One fused launch of q, k, v, grad_o, lse, delta, or one for dK and dV and one for dQ."""
+    """Add one fused launch, or one for dK and dV and another for dQ."""
     q, k, v, grad_o, lse, delta = inputs
     grad_q, grad_k, grad_v = grads
     block_d, block_m = plan.constants["BLOCK_D"], tiles.block_m
@@ -139,19 +139,19 @@ def add_backward(
 
 
 def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:
-    """Columns of a chunk of a tile, and number of chunks."""
+    """Columns per chunk of a tile, and number of chunks."""
     if block_d <= 128:
         return block_d, 1
     return (64, 3) if head_dim <= 192 else (128, 2)
 
 
 def _constants(tiles: Tiles, plan: Plan) -> dict[str, Any]:
-    # Four warps are one warpgroup; the others are requested inside the kernel.
+    # Four warps: one warpgroup; `gl.warp_specialize` in the kernel requests the others.
     return {"IS_CAUSAL": plan.constants["IS_CAUSAL"], "STAGES": tiles.stages, "num_warps": 4}
 
 
 def _tile(x: Operand, rows: int, columns: int) -> Tiled:
-    """Tiles in the shared-memory layout that wgmma reads."""
+    """An operand in tiles with the shared-memory layout that wgmma reads."""
     layout = _tile_layout(rows, columns, x.dtype)
     return Tiled(x, tma_strides(x), (1, 1, rows, columns), TensorDescriptor, layout)
 
@@ -166,5 +166,5 @@ _VECTOR_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32,
 
 
 def _vector(x: Operand, length: int) -> Tiled:
-    """One number per query, in vectors of that length."""
+    """An operand with one number per query, in vectors of `length`."""
     return Tiled(x, tma_strides(x), (1, 1, length), TensorDescriptor, _VECTOR_LAYOUT)

@@ -1,6 +1,6 @@
-"""A Hopper warpgroup: four neighbouring warps that issue one tensor-core instruction (wgmma).
+"""A Hopper warpgroup: four consecutive warps that issue one tensor-core instruction (wgmma).
 
-It takes 64 rows of the left operand, from registers or shared memory, and the right operand from
+wgmma takes 64 rows of the left operand from registers or shared memory, and the right operand from
 shared memory.
 """
 
@@ -16,7 +16,7 @@ WG_ROWS = gl.constexpr(64)
 
 @gluon.jit
 def alloc_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers of a ring of buffers; a phase ends with so many arrivals."""
+    """Barriers for a ring of COUNT buffers; a phase completes after ARRIVALS arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for number in gl.static_range(COUNT):
         mbarrier.init(barriers.index(number), count=ARRIVALS)
@@ -28,10 +28,10 @@ def key_mask(
     offs_m, block, keys, shift,
     BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """True for keys of a block that are in a query's past or, without causal mask, exist.
+    """True for the keys of a block that a query attends to.
 
-    The future of the last query begins past the last key, so the causal comparison also excludes
-    keys that do not exist.
+    The last query's future begins past the last key, so the causal comparison also excludes keys
+    past the end.
     """
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
     if IS_CAUSAL:
@@ -43,10 +43,10 @@ def key_mask(
 
 @gluon.jit
 def begin_tma_store(tile, target, staging, batch, head, start, column, BLOCK_D: gl.constexpr):
-    """Begin to store 64 rows of a result by TMA, which clips them to the tensor.
+    """Start storing 64 rows of a result by TMA, which clips them to the tensor.
 
-    `staging` is shared memory that only this warpgroup still uses. A warpgroup that stores from
-    registers writes 16 bytes to a row at a time, half a sector.
+    `staging` is shared memory that no other warpgroup uses any more. Storing from registers instead
+    would write 16 bytes of a row at a time, half a sector.
     """
     staging.reshape([WG_ROWS, BLOCK_D]).store(tile.to(target.dtype))
     fence_async_shared()

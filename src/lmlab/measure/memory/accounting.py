@@ -1,6 +1,6 @@
-"""Memory at one moment: from what nvidia-smi shows to what tensors request, and what they are for.
+"""Memory at one moment, layer by layer: from what nvidia-smi shows to what tensors request.
 
-nvidia-smi and `memory_allocated` differ by gigabytes, and each step between them has a reason:
+nvidia-smi and `memory_allocated` differ by gigabytes, and each layer in between has a reason:
 
     used on the device   all processes, as the driver counts it
     - outside PyTorch    CUDA context, kernel images, libraries such as NCCL: in no snapshot
@@ -11,10 +11,10 @@ nvidia-smi and `memory_allocated` differ by gigabytes, and each step between the
     - rounding           block sizes minus requested sizes
     = requested          bytes of tensors
 
-Reserved memory follows the peak and does not fall, so a device can show more in a step in which
-tensors take less. Two ranks on one GPU are two processes. NVML separates them if it can; in a
-container it often cannot, and then only the device's total is known (`device_scope`). On a CPU
-there are no such layers, only the process's resident memory and the tensors that are known.
+Reserved memory follows the peak and does not fall, so a device can show more in a step whose
+tensors take less. Two ranks on one GPU are two processes. NVML usually tells them apart; in a
+container it often cannot, and then only the device's total is known (`device_scope`). A CPU has no
+such layers, only the process's resident memory and the known tensors.
 """
 
 import os
@@ -39,7 +39,7 @@ COUNTERS = {
 
 
 def account(device: torch.device) -> dict[str, Any]:
-    """Every layer now; a GPU's peaks are those since their last reset."""
+    """Every layer at this moment; a GPU's peaks are since their last reset."""
     if device.type != "cuda":
         return {"resident_bytes": int(psutil.Process().memory_info().rss)}
     free, total = torch.cuda.mem_get_info(device)
@@ -56,7 +56,7 @@ def account(device: torch.device) -> dict[str, Any]:
 
 
 def nvidia_smi_used_bytes(index: int) -> int | None:
-    """What the driver reports for the whole GPU; None if it does not."""
+    """Used bytes of the whole GPU, from NVML; None if it does not report them."""
     with nvml_session() as nvml:
         gpu = visible_gpu(nvml, index)
         if nvml is None or gpu is None:
@@ -66,14 +66,14 @@ def nvidia_smi_used_bytes(index: int) -> int | None:
 
 
 def uses_nccl() -> bool:
-    """Whether NCCL holds buffers in this process."""
+    """Whether the default process group uses NCCL."""
     return dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend()
 
 
 def read_memory(
     device: torch.device, parts: Mapping[str, Iterable[Tensor]], *, activations: int = 0
 ) -> dict[str, Any]:
-    """Bytes used by this rank now: by part (tensors by purpose), allocated, reserved, and as the
+    """This rank's current memory: by part (tensors by purpose), allocated, reserved, and as the
     device reports it."""
     synchronize(device)
     counted = {name: storage_bytes(tensors, device) for name, tensors in parts.items()}
@@ -133,14 +133,14 @@ def optimizer_tensors(state: Mapping[Any, Any]) -> Iterator[Tensor]:
 
 
 def gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The gradients that exist."""
+    """The gradients of the parameters that have one."""
     return (p.grad for p in parameters if p.grad is not None)
 
 
 @contextmanager
 def counting_saved(excluded: Iterable[Tensor]) -> Iterator[dict[int, int]]:
-    """Bytes by address of what a forward pass in the block saves for backward, without parameters
-    and the excluded tensors."""
+    """Collect the bytes, by storage address, that a forward pass in the block saves for backward,
+    without parameters and the excluded tensors."""
     known = {tensor.untyped_storage().data_ptr() for tensor in excluded}
     saved: dict[int, int] = {}
 

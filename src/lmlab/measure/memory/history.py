@@ -1,14 +1,14 @@
-"""What an allocator did: events in order, and replayed, every allocation with its lifetime.
+"""Allocator events in order, and their replay into allocations with lifetimes.
 
-A GPU's memory snapshot and a CPU's profiler both become a `History`; everything after uses only
-this. An allocation has two sizes: `size` is what was requested, by which tensors are recognized,
-and `block_bytes` what the allocator gave, which `max_memory_allocated` counts: multiples of 512
-bytes on a GPU, and up to 1 MiB more if the remainder of a segment is not worth splitting (2.5 % for
+A GPU's memory snapshot and a CPU's profiler both become a `History`; all later stages use only
+this. An allocation has two sizes: `size` is what was requested and identifies tensors;
+`block_bytes` is what the allocator gave, as counted by `max_memory_allocated`: a multiple of 512
+bytes on a GPU, and up to 1 MiB more if the rest of a segment is not worth splitting off (2.5 % for
 weights of 6.5 MiB, three of which fill a segment of 20 MiB).
 
 Time is the number of events so far: position 0 is before the first event, position n after the nth.
-An allocation that existed before is born at 0; it is known because it is freed without having been
-allocated, or is live at the end without it. One that is never freed dies after the last position.
+An allocation from before the first event is born at 0; it shows up as a free without an allocation,
+or as live at the end without one. One that is never freed dies after the last position.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class History:
 
 def replay(history: History) -> pd.DataFrame:
     """One row per allocation in order of birth: address, size, block_bytes, frames, operation, and
-    its life, positions born <= p < died."""
+    its lifetime, the positions born <= p < died."""
     never = len(history.events) + 1
     live: dict[int, dict[str, Any]] = {}
     dead = []
@@ -93,7 +93,7 @@ def live_at(allocations: pd.DataFrame, position: int) -> pd.DataFrame:
 def active_bytes(
     allocations: pd.DataFrame, events: int, of: str = "block_bytes"
 ) -> npt.NDArray[np.int64]:
-    """Bytes of these allocations at each position, of so many events."""
+    """Live bytes of these allocations at each position of a history with `events` events."""
     change = np.zeros(events + 2, dtype=np.int64)
     np.add.at(change, allocations["born"].to_numpy(), allocations[of].to_numpy())
     np.subtract.at(change, allocations["died"].to_numpy(), allocations[of].to_numpy())

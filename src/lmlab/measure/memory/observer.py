@@ -1,13 +1,13 @@
 """What the forward pass allocates, operator by operator, with names, weight copies and lines.
 
-A history does not say that an allocation is the softmax's result or autocast's 16-bit copy of a
+A history does not tell whether an allocation is the softmax's result or autocast's 16-bit copy of a
 weight, and at 1,024 tokens and a width of 1,024 a copied input is as large as a copied weight. So
-the forward pass is observed at the dispatcher: each new storage is noted with its operator, the
-calling line, its shape and type, and whether it was cast from a parameter. Backward is not
+the forward pass is observed at the dispatcher: each new storage is recorded with its operator, the
+calling line, its shape and type, and the parameter it was cast from, if any. Backward is not
 observed: holding its tensors longer could change what autograd reuses, and with it the peak.
 
-The line that explains an allocation is the innermost one that belongs neither to torch nor to the
-recorder. Gradients are made on autograd's own thread, where no Python is running: they have none.
+An allocation is attributed to the innermost line outside torch and the recorder. Gradients are
+allocated on autograd's own thread, where no Python is running, so they have no line.
 """
 
 import sys
@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 SHORT_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-# Path parts of files that are not the program's own. The profiler cuts paths at the folder that
-# they were imported from; "<" starts the name of code that comes from no file.
+# Path parts of files that are not the program's own. The profiler cuts paths at the directory they
+# were imported from; "<" starts the name of code that has no file.
 NOT_THE_PROGRAM = (
     *("-packages/torch/", "^torch/"),
     *("/lmlab/measure/", "^lmlab/measure/"),
@@ -64,7 +64,7 @@ class NewStorage:
 
 
 class Observer(TorchDispatchMode):
-    """Notes every storage that an operator makes while it is active."""
+    """Records every storage that an operator creates while this mode is active."""
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def source_of(frames: Iterable[Mapping[str, Any]]) -> Source | None:
 
 @cache  # a step has tens of thousands of frames and a few dozen files
 def _program_file(name: str) -> str | None:
-    """A file of the program, relative to its package; None for all others."""
+    """The path of a program file relative to its package; None for all other files."""
     if not name or any(part in f"^{name}" for part in NOT_THE_PROGRAM):
         return None
     parts = PurePosixPath(name).parts

@@ -1,4 +1,4 @@
-"""Records one step, phase by phase, on a GPU or on a CPU.
+"""Records the memory of one step, phase by phase, on a GPU or on a CPU.
 
 Phases are delimited by marks: before each phase, and after the last, one byte is allocated and
 held, and its event is a position in the history. This needs no clock and no annotations. At every
@@ -7,11 +7,11 @@ address is meaningful only while its memory is live.
 
 On a GPU the caching allocator records the history itself, with Python's call stack for each
 allocation, in a buffer of limited length. On a CPU torch's profiler sees every allocation of a
-tensor's storage as an event inside the operator or autograd node that made it. Of blocks older than
-the profile it sees only the free; the caller supplies the tensors that existed before. Its call
-stacks take seconds to start; the observer notes source lines for next to nothing. Never record
-while a clock runs. Running out of memory ends the recording but is not an error: the history then
-ends with the request that failed.
+tensor's storage as an event inside the operator or autograd node that made it. For blocks older
+than the profile it sees only the free; the caller supplies the tensors that existed before. Its
+call stacks take seconds to start, while the observer gets source lines almost for free. Never
+record while a clock runs. Running out of memory ends the recording but is not an error: the history
+then ends with the request that failed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,7 @@ def record(
     device: torch.device,
     identify: Callable[[], Mapping[int, KnownTensor]],
 ) -> Recording:
-    """Run the phases once and return what memory did, also if it ran out; `forward` is observed."""
+    """Run the phases once and record memory, even if it runs out; `forward` is observed."""
     weights = {at: each.name for at, each in identify().items() if each.category == "parameters"}
     observer = Observer(weights)
     marks: list[Tensor] = []
@@ -108,7 +108,7 @@ def record(
         positions = [last["alloc", address_of(each)] for each in marks]  # they are still live
     except KeyError as lost:
         raise RuntimeError("the history lacks a mark: the buffer was too short") from lost
-    # The last one where memory ran out; a failure outside the allocator shows only as the end.
+    # If memory ran out, the last phase ends at the failed request; a driver error has no event.
     ends = [*positions[1:], last.get(("oom", 0), len(history.events))]
     return Recording(
         history=history,
@@ -161,7 +161,7 @@ class _Profiler:
         self._profile.stop()
 
     def history(self, known: Mapping[int, KnownTensor]) -> History:
-        """Of memory that is live at the end, only the known tensors can be listed."""
+        """Only the known tensors can be listed as live at the end."""
         blocks = [
             Block(address=address, size=tensor.size, block_bytes=tensor.size)
             for address, tensor in known.items()

@@ -3,16 +3,16 @@
 A snapshot is a dictionary of plain values: `segments` with their current blocks, and
 `device_traces`, one list of events per device, oldest first.
 
-Memory is in use until its `free_completed`; after `free_requested` it waits for another stream. An
-`oom` event has the size that could not be allocated. `frames` is absent where none were recorded.
+Memory is in use until its `free_completed`; after `free_requested` it may still wait for another
+stream. An `oom` event has the size that could not be allocated. `frames` may be absent.
 
-An `alloc` event has the requested size. `max_memory_allocated` counts the block that was given,
-which is larger if splitting off the remainder was not worth it: up to 1 MiB, several percent of the
-peak of a small model. The size of a block that was freed is recorded nowhere, but can be computed.
-Free neighbours are merged immediately, so the free space at an address always extends to the next
-block in use or to the end of its segment, and the trace has the start of every block and the
-creation and release of every segment: going through it backwards from the state at its end gives
-the state at every allocation.
+An `alloc` event has the requested size. `max_memory_allocated` counts the allocated block, which is
+larger if the remainder was not worth splitting off: by up to 1 MiB, several percent of a small
+model's peak. The size of a freed block is recorded nowhere, but can be reconstructed. Free
+neighbors are merged immediately, so the free space at an address always extends to the next block
+in use or to the end of its segment, and the trace has the start of every block and the creation and
+release of every segment: walking it backwards from the final state gives the state at every
+allocation.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,7 +30,7 @@ KINDS: dict[str, Kind] = {"alloc": "alloc", "free_completed": "free", "oom": "oo
 
 
 def history_of(snapshot: Mapping[str, Any], device_index: int, *, max_entries: int) -> History:
-    """What one device's allocator did and holds."""
+    """Events and live blocks of one device's allocator."""
     trace = snapshot["device_traces"][device_index]
     segments = [each for each in snapshot["segments"] if each["device"] == device_index]
     live_at_end = list(_active_blocks(segments))
@@ -51,7 +51,7 @@ def _events(trace: list[dict[str, Any]], blocks: Iterator[int]) -> Iterator[Even
                 kind=kind,
                 address=0 if kind == "oom" else entry["addr"],
                 size=entry["size"],
-                # Of a block older than the trace only the free is recorded.
+                # For a block older than the trace, only the free is recorded.
                 block_bytes=next(blocks) if kind == "alloc" else rounded(entry["size"]),
                 frames=entry.get("frames", ()),
             )

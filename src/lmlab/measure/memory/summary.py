@@ -1,24 +1,24 @@
-"""A recording reduced to the numbers and lists that a page needs, with what each byte is for.
+"""Reduces a recording to the numbers and lists that a page needs, with a category for every byte.
 
-An allocation's category follows from its identity if possible: at every mark the caller lists the
-addresses of weights, gradients and optimizer state, and an allocation that is live there is that.
-The observer knows the copies of weights that autocast makes. Everything else is decided by the
-phase in which it was made:
+Where possible, an allocation's category follows from its identity: at every mark the caller lists
+the addresses of weights, gradients and optimizer state, and the allocation live at such an address
+is that tensor. The observer identifies autocast's copies of weights. Everything else is categorized
+by the phase in which it was made:
 
     parameters       the weights
-    gradients        what is some weight's .grad after backward
+    gradients        the .grad of some weight after backward
     optimizer_state  what the optimizer keeps between steps
     weight_copies    16-bit copies of weights that autocast makes and keeps for the pass
     activations      made in forward and live when it ends: saved for backward. Without a graph
-                     nothing is saved, and what operators pass to the next are the activations
+                     nothing is saved, and all operator outputs count as activations
     workspace        everything else that a step makes: temporaries of forward, gradients of
                      activations, the optimizer's temporaries; and what a library keeps between
                      steps (cuBLAS has a workspace that no tensor owns)
     other            inputs, buffers of the model, the marks of the recording
 
-Bytes are blocks, as the allocator counts them; the peak of requested bytes is given as well.
-Allocations that repeat the same thing (the w1 of every layer) are one row with a count; otherwise
-the list of largest allocations would be one matrix thirty times.
+Bytes are block sizes, as the allocator counts them; the peak of requested bytes is given as well.
+Repeated allocations (the w1 of every layer) form one row with a count; otherwise the list of the
+largest allocations would show one matrix thirty times.
 """
 
 import re
@@ -54,7 +54,7 @@ def summarize(
     stream_bytes: int,
     score_shape: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Everything that a result stores of one recorded step."""
+    """Everything that a result stores about one recorded step."""
     labelled = label(recording, keeps_graph=keeps_graph)
     events = len(recording.history.events)
     start, end = recording.phases[0].start, recording.phases[-1].end
@@ -69,7 +69,7 @@ def summarize(
         "replayed_peak_bytes": int(totals[peak]),
         "requested_peak_bytes": int(active_bytes(labelled, events, of="size")[peak]),
         "peak_event": peak - start,
-        "peak_phase": in_phase,  # the mark before a phase belongs to it
+        "peak_phase": in_phase,  # `start` included: the peak may be at the first mark
         "live_categories": {name: int(by_category.get(name, 0)) for name in CATEGORIES},
         "live_scores": _activations_shaped(live, score_shape),
         "live_pieces": len(live),
@@ -118,7 +118,7 @@ def _inferred(
 
 
 def _known(recording: Recording, allocations: pd.DataFrame) -> dict[Any, KnownTensor]:
-    """Number of an allocation to the known tensor at its address while it was live."""
+    """Map allocation numbers to the known tensor at their address while they were live."""
     return {
         number: tensors[address]
         for position, tensors in recording.known
@@ -128,7 +128,7 @@ def _known(recording: Recording, allocations: pd.DataFrame) -> dict[Any, KnownTe
 
 
 def _storages(storages: Iterable[NewStorage], allocations: pd.DataFrame) -> dict[Any, NewStorage]:
-    """Number of an allocation to its storage: at each address both come in the same order."""
+    """Map allocation numbers to observed storages; per address both come in the same order."""
     waiting: dict[int, list[Any]] = defaultdict(list)
     row: Any
     for row in allocations[allocations["born"] > 0].itertuples():
@@ -166,9 +166,9 @@ def _grouped(live: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _activations_shaped(live: pd.DataFrame, shape: tuple[int, ...]) -> dict[str, int]:
-    """Live bytes of activations of one shape by data type: what attention keeps of its square."""
+    """Live bytes of activations of one shape by data type: the attention matrices that are kept."""
     activations = live[live["category"] == "activations"]
-    # What the observer writes: operator, shape, type.
+    # The format of `NewStorage.label`: operator, shape, type.
     described = rf"^\S+ {'×'.join(map(str, shape))} (\S+)"
     types = activations["what"].str.extract(described, expand=False)
     totals = activations.groupby(types, sort=False)["block_bytes"].sum()
@@ -176,7 +176,7 @@ def _activations_shaped(live: pd.DataFrame, shape: tuple[int, ...]) -> dict[str,
 
 
 def _tensors_of_size(labelled: pd.DataFrame, live: pd.DataFrame, size: int) -> dict[str, Any]:
-    """How often a tensor of exactly this size was allocated, is live at the peak, and where."""
+    """How many tensors of exactly this size were allocated, and where; how many are live."""
     made = labelled[(labelled["size"] == size) & (labelled["born"] > 0)]
     lines = Counter(
         "no line" if file is None else f"{file}:{line}"
@@ -213,8 +213,8 @@ def _timeline(labelled: pd.DataFrame, totals: Bytes, start: int, end: int) -> di
 
 
 def outline(totals: Sequence[int], max_vertices: int) -> list[int]:
-    """Positions that outline a curve: its ends, and the lowest and highest of every bucket. Every
-    hundredth event would miss the peak, which is often one event wide."""
+    """Positions that outline a curve: its ends, and the minimum and maximum of every bucket. Simple
+    subsampling would miss the peak, which is often one event wide."""
     count = len(totals)
     if count <= max_vertices:
         return list(range(count))

@@ -2,15 +2,15 @@
 
 Events carry a category: `kernel`, `gpu_memcpy` and `gpu_memset` ran on the device, `cuda_runtime`
 and `cuda_driver` are API calls, `user_annotation` are ranges (`record_function`), `cpu_op` are
-operators. Everything else is ignored, including `gpu_user_annotation`, which draws the same ranges
-again over the kernels. A kernel and its launch share `args.correlation`. Times are microseconds
-with three decimals: whole nanoseconds.
+operators. Everything else is ignored, including `gpu_user_annotation`, which repeats the ranges
+over the kernels. A kernel and its launch share `args.correlation`. Times are microseconds with
+three decimals: whole nanoseconds.
 
 On a CPU, operators that do work take the place of kernels. Operators call one another (`linear`
 calls `matmul` calls `mm`), so each counts with its self time, without the operators it called.
-Taking only the leaves would be wrong: `mm` and `mean` do their work and also call others. Operators
-that only do bookkeeping would launch nothing on a GPU, so they go to the host side: views,
-allocation, dispatch, composite operators that no family rule matches, and the autograd engine.
+Counting only leaves would be wrong: `mm` and `mean` do work themselves and also call others.
+Bookkeeping operators would launch nothing on a GPU, so they go to the host side: views, allocation,
+dispatch, composite operators that no family rule matches, and the autograd engine.
 """
 
 import gzip
@@ -92,7 +92,7 @@ def _integers(event: Event) -> tuple[int, ...]:
 
 
 def _cpu_trace(operators: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
-    """Each operator with its duration minus that of the operators it called."""
+    """The trace of a CPU, each operator with its self time: without the operators it called."""
     columns = ["start_ns", "end_ns", "duration_ns", "thread", "process"]
     start, end, duration, thread, process = operators[columns].to_numpy().T
     own, calls_others = duration.copy(), np.zeros(len(operators), dtype=bool)

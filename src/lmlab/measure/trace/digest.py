@@ -1,12 +1,12 @@
-"""Numbers of a traced run: times on the device, a summary by kernel, what the host did, timelines.
+"""Summaries of a traced run: device times, a table by kernel, host activity, timelines.
 
-A capture may hold several runs, each in a separate range; `section` cuts one out. Kernels overlap
-on several streams, so totals are work and not elapsed time: a device's busy time is the union of
-their intervals. A phase's *span* starts with its first kernel and not with its range on the host,
-because the device may still be busy with the previous phase. A gap in it before a kernel that was
-launched only after the device had run dry is the host's fault (`host_late`); since a profiler slows
-the host and not the kernels, such gaps are an upper bound for how host-bound a phase is. On a CPU a
-gap is time in which Python and dispatch ran and no operator did its work.
+A capture may hold several runs, each in a separate range; `section` cuts one out. Kernels on
+different streams overlap, so their total is work, not elapsed time; a device's busy time is the
+union of their intervals. A phase's *span* starts with its first kernel and not with its range on
+the host, because the device may still be busy with the previous phase. A gap before a kernel that
+was launched only after the device went idle is the host's fault (`host_late`); since a profiler
+slows the host and not the kernels, such gaps are an upper bound on how host-bound a phase is. On a
+CPU, a gap is time spent in Python and dispatch rather than in an operator that does work.
 """
 
 import re
@@ -25,7 +25,7 @@ _LAYER = re.compile(r".*\.\d+")
 
 
 def is_copy(kernels: pd.DataFrame) -> pd.Series:
-    """Which rows are copies and memsets: they do not compute, and no kernel table has them."""
+    """Mask of the copies and memsets, which compute nothing and appear in no kernel table."""
     return kernels["kind"].isin(("memcpy", "memset"))
 
 
@@ -35,7 +35,7 @@ def within(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def section(trace: Trace, name: str) -> Trace:
-    """What was launched, called and opened within the range of that name."""
+    """The part of a trace that was launched, called or opened within the range of that name."""
     own = trace.ranges[trace.ranges["name"] == name]
     first, last = own["start_ns"].min(), _ends(own).max()
     ranges = trace.ranges[trace.ranges["start_ns"].between(first, last, inclusive="left")]
@@ -45,8 +45,8 @@ def section(trace: Trace, name: str) -> Trace:
 def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
     """One row per kernel name, largest total first.
 
-    The numbers are those of `nsys stats --report cuda_gpu_kern_sum`, which excludes copies and
-    memsets; the standard deviation is that of a sample, and 0 for one instance.
+    Matches `nsys stats --report cuda_gpu_kern_sum`, which excludes copies and memsets; `sd_ns` is
+    the sample standard deviation, 0 for a single instance.
     """
     computing = kernels[~is_copy(kernels)].astype({"name": object})
     table: Any = computing.groupby("name")["duration_ns"].agg(
@@ -64,7 +64,7 @@ def kernel_summary(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def device_times(kernels: pd.DataFrame) -> dict[str, int]:
-    """Number, work, elapsed work, and first start to last end."""
+    """Number of kernels, sum of their durations, busy time, and first start to last end."""
     return {
         "kernels": len(kernels),
         "total_ns": int(kernels["duration_ns"].sum()),
@@ -74,7 +74,7 @@ def device_times(kernels: pd.DataFrame) -> dict[str, int]:
 
 
 def host_side(run: Trace) -> dict[str, float | None]:
-    """What the host did meanwhile: waits, launches, gaps that it left on the device."""
+    """Host activity: waits, launches and their delays; and the gaps on the device."""
     waits = run.host[run.host["kind"] == "synchronize"]
     launches = run.host[run.host["name"].astype(str).str.contains("Launch")]
     gaps = launch_gaps(run.kernels)
@@ -92,14 +92,14 @@ def host_side(run: Trace) -> dict[str, float | None]:
 
 
 def host_calls(run: Trace) -> list[dict[str, Any]]:
-    """The API calls, or a CPU's bookkeeping, in which the host spent most time."""
+    """The API calls (on a CPU, bookkeeping operators) in which the host spent most time."""
     durations: Any = run.host.groupby("name", observed=True)["duration_ns"]
     calls = durations.agg(total_ns="sum", calls="size")
     return plain_rows(calls.nlargest(MAX_CALLS, "total_ns").reset_index())
 
 
 def busy_ns(kernels: pd.DataFrame) -> int:
-    """Nanoseconds in which anything ran, summed over devices."""
+    """Nanoseconds in which a device was busy, summed over devices."""
     return span_ns(kernels) - int(launch_gaps(kernels)["gap_ns"].sum())
 
 
@@ -110,13 +110,13 @@ def span_ns(kernels: pd.DataFrame) -> int:
 
 
 def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Per row: gap_ns the device was idle before it, and host_late if it was not yet launched.
+    """Per row: gap_ns, the idle time before it, and host_late, if it was launched during the gap.
 
-    The index is that of `kernels`. Gaps are those between the given rows: pass all kernels of a
-    device, or those of one phase.
+    Indexed like `kernels`. Gaps are between the given rows: pass all kernels of a device, or those
+    of one phase.
     """
     rows = kernels.sort_values("start_ns", kind="stable")
-    # Int64: a float, which would mark what is missing, does not hold nanoseconds.
+    # Int64 allows missing values; float64 cannot hold nanoseconds exactly.
     latest = _ends(rows).astype("Int64").groupby(rows["device"]).cummax()
     earlier = latest.groupby(rows["device"]).shift()
     gap_ns = (rows["start_ns"] - earlier).clip(lower=0).fillna(0).astype("int64")
@@ -125,8 +125,8 @@ def launch_gaps(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def timeline(run: Trace, phases: Sequence[str]) -> dict[str, Any]:
-    """When host and device were in which phase, from the opening of the run's range on the host.
-    A phase on the device runs from its first kernel to its last."""
+    """When host and device were in each phase, relative to the start of the run's range on the
+    host. On the device, a phase runs from its first kernel to its last."""
     origin = run.ranges["start_ns"].min()  # the run's own range opens before anything in it
     on_host = {phase: run.ranges[run.ranges["name"] == phase] for phase in phases}
     on_device = {phase: within(run.kernels, phase) for phase in phases}

@@ -13,8 +13,8 @@
     ranges       names of the ranges open at launch, outermost first, as a tuple
 
 **host**, one row per API call: name, kind (launch, synchronize, op, other), start_ns, duration_ns,
-ranges. Calls nest, so durations of different kinds must not be added. On a CPU its rows are the
-operators that do bookkeeping. **ranges**, one row per opened range: name, start_ns, duration_ns.
+ranges. Calls nest, so do not add up durations of different kinds. On a CPU, the rows are the
+bookkeeping operators. **ranges**, one row per opened range: name, start_ns, duration_ns.
 
 A kernel belongs to the ranges that were open in its *process* when it was launched. Execution time
 would be wrong because kernels run after the host has moved on; the launching thread would be wrong
@@ -65,20 +65,20 @@ class Trace:
 
 
 def names(values: Iterable[str]) -> pd.Categorical:
-    """A column of few distinct names, one code per row."""
+    """A categorical column of names: one integer code per row."""
     codes, uniques = pd.factorize(np.array([*values], dtype=object))
     return pd.Categorical.from_codes(codes, pd.Index(uniques, dtype=object))
 
 
 def objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    """A column of tuples; numpy would make a two-dimensional array of them."""
+    """An object column of tuples, which numpy would otherwise turn into a 2-D array."""
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
 
 
 def assemble(work: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
-    """The trace of what a tool recorded on a GPU and its host.
+    """Build a trace from what a tool recorded on a GPU and its host.
 
     work: name, kind, start_ns, duration_ns, device, process, correlation
     calls: name, start_ns, duration_ns, process, correlation
@@ -92,7 +92,7 @@ def assemble(work: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame, tool
 
 
 def trace_of(kernels: pd.DataFrame, host: pd.DataFrame, ranges: pd.DataFrame, tool: str) -> Trace:
-    """The trace with derived columns; a range that was never closed lasts until its end."""
+    """Build a trace with derived columns; a range never closed lasts until the trace ends."""
     ends = pd.concat([frame["start_ns"] + frame["duration_ns"] for frame in (kernels, host)])
     last = ranges["start_ns"].clip(lower=ends.max() if len(ends) else 0)
     range_ends = ranges["end_ns"].mask(ranges["end_ns"] == STILL_OPEN, last)
@@ -117,7 +117,7 @@ def _api_kind(name: str) -> str:
 
 
 def _families(work: pd.DataFrame) -> pd.Series:
-    """Family by name; in the optimizer's range only products and collectives keep theirs."""
+    """Family by name; in the optimizer's range all but matmuls and collectives are `optimizer`."""
     by_name = work["name"].map(kernel_names.family).astype(object)
     in_optimizer = work["ranges"].map(cache(kernel_names.is_optimizer)).astype(bool)
     keeps_its_own = by_name.isin([*kernel_names.MATMULS, "communication"])
@@ -134,10 +134,10 @@ def _ordered(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _with_launches(work: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
-    """Adds launch_ns and ranges from the launching call, where it was recorded.
+    """Add launch_ns and ranges from the launching call, where it was recorded.
 
-    If a runtime call and the driver call inside it share an id, the outer one is the launch; it
-    started first.
+    If a runtime call and the driver call inside it share an id, the outer one, which started first,
+    is the launch.
     """
     launches = calls[calls["correlation"] != NO_CORRELATION]
     launches = launches.rename(columns={"start_ns": "launch_ns"})
@@ -149,7 +149,7 @@ def _with_launches(work: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def paths_at(ranges: pd.DataFrame, process: Integers, time_ns: Integers) -> npt.NDArray[np.object_]:
-    """The ranges open in `process` at `time_ns`, outermost first, for each row of both."""
+    """For each (process, time) pair, the ranges open then, outermost first."""
     paths = objects([()] * len(time_ns))
     for owner in np.unique(process):
         rows = np.flatnonzero(process == owner)
@@ -159,10 +159,10 @@ def paths_at(ranges: pd.DataFrame, process: Integers, time_ns: Integers) -> npt.
 
 
 def _sweep(ranges: pd.DataFrame, times: Integers) -> npt.NDArray[np.object_]:
-    """The paths of one process at ascending times."""
+    """The open ranges of one process at ascending times."""
     first, last = (np.searchsorted(times, ranges[key]) for key in ("start_ns", "end_ns"))
     rows = ranges.loc[first < last, ["start_ns", "end_ns", "name"]].itertuples(index=False)
-    # Of two ranges that open together, the longer one is the outer one.
+    # If two ranges open at the same time, the longer one is outer.
     waiting = deque(sorted(rows, key=lambda row: (row[0], -row[1])))
     open_now: list[Any] = []
     known: dict[OpenRanges, OpenRanges] = {}  # times with equal paths share one tuple

@@ -1,20 +1,19 @@
 """Kernel names: what a kernel does, and a short name for tables.
 
-The family is that of the first rule that matches, in the order of a table. cuBLAS and CUTLASS
-encode the instruction: `s16816gemm` multiplies 16 x 8 x 16 tiles on tensor cores and accumulates in
-single precision, while `sgemm` is a loop of fused multiply-adds on the SIMT cores. A matrix product
-whose name has neither is a plain `matmul`, and so is every product on a CPU.
+The first matching rule in `RULES` decides the family. cuBLAS and CUTLASS names encode the
+instruction: `s16816gemm` multiplies 16 x 8 x 16 tiles on tensor cores and accumulates in single
+precision, while `sgemm` is a loop of fused multiply-adds on the SIMT cores. A matrix product whose
+name shows neither is a plain `matmul`, and so is every product on a CPU.
 
-A name does not say what a kernel is *for*. An optimizer written in plain PyTorch runs the same
-elementwise kernels as the model, so inside the optimizer's range they count as `optimizer`; that a
-maximum, a subtraction, an exponential, a sum and a division are a softmax is known from their
-range.
+A name does not tell what a kernel is *for*. An optimizer written in plain PyTorch runs the same
+elementwise kernels as the model, so inside the optimizer's range they count as `optimizer`. And
+only their range shows that a maximum, subtraction, exponential, sum and division form a softmax.
 
 A demangled PyTorch name has hundreds of characters, because the operation is a lambda inside a
 template argument. It becomes `vectorized_elementwise_kernel<exp>`: the base name, and the operation
-if a rule finds one. cuBLAS names lose scheduling details. A name that is still too long loses its
-middle, because the end often holds the distinguishing number. Different kernels may share a short
-name; tables group by the full one.
+if a rule finds one. Scheduling details are dropped from cuBLAS names. A name that is still too long
+is cut in the middle, because the end often holds the distinguishing number. Different kernels may
+share a short name; tables group by the full one.
 """
 
 import re
@@ -60,7 +59,7 @@ RULES = (
     # Names the tensor core instruction or its CUTLASS class.
     ("matmul_tensor_core", r"tensorop|tensor\d+x\d+x\d+|hmma|imma|qmma|gmma|wmma|tcgen05|utcmma"),
     ("matmul_tensor_core", r"nvjet"),  # cuBLAS from Hopper on, always on tensor cores
-    # Operand type that only tensor cores multiply fast (f16 finds bf16 too).
+    # Operand type that only tensor cores multiply fast (f16 also matches bf16).
     ("matmul_tensor_core", r"gemm.*(tf32|f16|fp16|e4m3|e5m2|i8i8)|(tf32|bf16|fp16|e4m3)\w*gemm"),
     ("matmul_simt", r"(_|^| )[sdcz]gemm"),  # single or double precision loop
     # Products with a vector: memory-bound, no tensor cores.

@@ -1,23 +1,23 @@
 """Nsight Systems' SQLite export (`nsys export --type sqlite`) as frames.
 
 A table exists only if it has rows, so a missing table means that nothing of the kind was recorded.
-What makes a file an export is its META_DATA_EXPORT table. Newer versions add columns; a missing
-column that is needed is reported by name, whatever the version.
+A file is an export if it has a META_DATA_EXPORT table. Newer versions add columns; a missing
+required column is reported by name, whatever the version.
 
-Four tables hold what ran on the device: kernels, copies, memsets and CUDA graphs. A graph is one
-row unless the capture asked for its nodes (`--cuda-graph-trace=node`); then its kernels are rows
-like any other, with the correlation id of the call that launched the graph, and the graph's own row
-is dropped, because it would count their time twice. Process and thread ids are packed: the low 24
-bits are the thread, and what is above them identifies the process.
+Four tables hold device activity: kernels, copies, memsets and CUDA graphs. A graph is one row
+unless the capture asked for its nodes (`--cuda-graph-trace=node`); then its kernels are rows like
+any other, with the correlation id of the call that launched the graph, and the graph's own row is
+dropped, because it would count their time twice. Process and thread ids are packed: the low 24 bits
+are the thread, the bits above identify the process.
 
 In NVTX_EVENTS, types 59 and 70 are push-pop ranges of a thread, 60 and 71 start-end ranges of the
 process. A range's name is in the row or, if it was registered, in the string table. PyTorch's
 operator ranges carry a counter and shapes, which are cut off.
 
-Rows are fetched in batches and stored as 64-bit integers, a name as its number: as Python objects,
-those of a 500 MB export would take gigabytes. Strings that are not valid UTF-8 are read with
-replacement characters. A file from elsewhere may hold anything, a view that recurses forever too:
-SQLite's work is limited in proportion to the file, to forty times what real exports take.
+Rows are fetched in batches and stored as 64-bit integers, with names as codes: as Python objects,
+the rows of a 500 MB export would take gigabytes. Invalid UTF-8 is read with replacement characters.
+An untrusted file may contain anything, even a view that recurses forever, so SQLite's work is
+limited in proportion to the file size, to about forty times what real exports take.
 """
 
 import re
@@ -48,11 +48,11 @@ COPY_NAME = (
 )
 BATCH_ROWS = 50_000
 LONGEST_TEXT_BYTES = 2**24
-# Real exports take at most one step of SQLite's machine per three bytes.
+# Real exports take at most one step of SQLite's virtual machine per three bytes.
 STEPS_PER_BYTE, SPARE_STEPS, STEPS_PER_CHECK = 12, 10**7, 10**5
 
 _OPERATOR_DETAILS = re.compile(r", (?:seq|op_id) = \d+.*", re.DOTALL)
-_API_VERSION = re.compile(r"_v\d{4,}$")  # of cudaLaunchKernel_v7000; cuMemAlloc_v2 is a name
+_API_VERSION = re.compile(r"_v\d{4,}$")  # as in cudaLaunchKernel_v7000, not cuMemAlloc_v2
 
 
 def read(path: Path) -> Trace:
@@ -101,7 +101,7 @@ class Export:
         where: str = "1",
     ) -> pd.DataFrame:
         """Integer columns and names, each given by an SQL expression; empty without the table.
-        What `cut` matches is cut off names while reading, which leaves few of them."""
+        Text that `cut` matches is removed while reading, which keeps distinct names few."""
         codes: dict[str, int] = {}
 
         def encode(row: tuple[Any, ...]) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def _work(export: Export) -> pd.DataFrame:
 
 
 def _ran(export: Export, activity: str, kind: str, name: str) -> pd.DataFrame:
-    """What ran on a device."""
+    """Device activities of one kind."""
     columns = {"device": "deviceId", **_columns("globalPid")}
     return export.frame(f"CUPTI_ACTIVITY_KIND_{activity}", columns, name).assign(kind=kind)
 
@@ -147,7 +147,7 @@ def _calls(export: Export) -> pd.DataFrame:
 
 
 def _columns(owner: str) -> dict[str, str]:
-    """Of an activity; `owner` is the column of its process or thread."""
+    """Columns of an activity; `owner` is the column with its process or thread id."""
     return {
         "start_ns": "start",
         "duration_ns": "end - start",

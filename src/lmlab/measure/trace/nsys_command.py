@@ -1,9 +1,9 @@
 """The nsys program: where it is, its version, and its options.
 
-Older versions than `OLDEST` have other options and another kind of report. `stop` is explicit
-because the default of `--capture-range-end` ends the program together with the recording. If nsys
-is missing, too old or does not run, that is an `NsysUnavailable` with a one-line reason. Importing
-this module does not import torch: the workflow uses it while it is parsed.
+Versions older than `OLDEST` have different options and report formats. `--capture-range-end=stop`
+is explicit because the default ends the program together with the recording. If nsys is missing,
+too old or does not run, `NsysUnavailable` is raised with a one-line reason. Importing this module
+does not import torch: the workflow uses it while it is parsed.
 """
 
 import re
@@ -36,7 +36,7 @@ class Nsys:
 
 
 def profile_options(more: Iterable[str] = (), *, marked: bool = True) -> list[str]:
-    """Options of `nsys profile` that record what a program marks, or all of it."""
+    """Options of `nsys profile` to record the marked part of a program, or all of it."""
     capture = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--kill=none"]
     return [
         "--trace=cuda,nvtx",

@@ -1,4 +1,4 @@
-"""Ranges: named stretches of a program that both profilers record, and how a model gets them.
+"""Named ranges of a program that both profilers record, and a way to add them to a model.
 
     with annotated(model, attention_in_parts=True), named("forward"):
         loss = model(tokens)
@@ -7,19 +7,19 @@ Under Nsight Systems a range is an NVTX range of the *process* (`range_start`, n
 autograd launches the backward pass from its own thread, and tools that attribute by thread would
 give a pushed range none of those kernels. For PyTorch's profiler it is a `record_function`.
 
-Outside `recording()` a range is a shared no-op, so marks can stay in code that is timed. None is
-opened while `torch.compile` traces either, and that is checked first: a compiled function then does
-not depend on whether a recording is active and is not recompiled when one starts.
+Outside `recording()` a range is a shared no-op, so ranges can stay in code that is timed. Nor is
+one opened while `torch.compile` traces, which is checked first: compiled code then does not depend
+on whether a recording is active and is not recompiled when one starts.
 
 `annotated` adds ranges to any model from outside: around each member of its module lists, named
-like the module (`layers.3`), and around attention functions that modules hold. Wrapping them costs
+after the module (`layers.3`), and around attention functions that modules hold. The wrappers cost
 microseconds, so annotate for profiling and never for timing. Compiled modules are skipped: Dynamo
-guards on what a module holds and would recompile.
+guards on a module's attributes and would recompile.
 
-An attention that computes its formula operation by operation can be divided at its two products
-into `scores`, `softmax` (everything between them: scale, mask, the softmax itself) and `output`. A
-`TorchFunctionMode` sees every call into torch; the three ranges are contiguous, so that views and
-Python between two operations belong to a part too. A fused or compiled attention has no parts.
+Unfused attention can be split at its two matrix products into `scores`, `softmax` (everything
+between them: scale, mask, the softmax itself) and `output`. A `TorchFunctionMode` sees every call
+into torch; the three ranges are contiguous, so that views and Python code between two operations
+also belong to a part. A fused or compiled attention has no parts.
 """
 
 import functools
@@ -67,7 +67,7 @@ def is_recording() -> bool:
 
 
 def named(name: str) -> AbstractContextManager[None]:
-    """A range of that name around a block, if ranges are being recorded."""
+    """A context manager that opens a range of that name if ranges are being recorded."""
     return _range(name) if is_recording() else _NO_RANGE
 
 
@@ -83,7 +83,7 @@ def _range(name: str) -> Iterator[None]:
 
 
 def in_range(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The function, with each call of it in a range of that name."""
+    """Wrap a function so that every call runs in a range of that name."""
 
     @functools.wraps(function)
     def with_range(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -122,7 +122,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def with_part_ranges(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The attention function with a range around each of its parts, while ranges are recorded."""
+    """Wrap an attention function to open a range around each part while ranges are recorded."""
 
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Tensor:

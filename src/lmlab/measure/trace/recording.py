@@ -1,11 +1,11 @@
 """Runs a function once under a profiler: PyTorch's own, or Nsight Systems around the process.
 
 The first session of PyTorch's profiler on a GPU takes seconds and loses kernels while CUPTI starts,
-so an empty session comes first. nsys was started around the whole program and waits for the CUDA
-profiler API; its report exists after the program has ended. Warming up is up to the caller, and so
-is keeping it short: one train step of a large model already has a hundred thousand events.
+so an empty session comes first. nsys is started around the whole program and waits for the CUDA
+profiler API; its report exists once the program has ended. The caller must warm up and keep the run
+short: one train step of a large model already has a hundred thousand events.
 
-A profiled run is never a timing. The profiler lengthens every operator on the host by microseconds,
+Never take a profiled run as a timing. The profiler adds microseconds to every operator on the host,
 which stretches the gaps between kernels; the kernels themselves keep their time.
 """
 
@@ -55,7 +55,7 @@ def under_nsys() -> bool:
 
 
 def capture(function: Callable[[], object], *, device: torch.device) -> None:
-    """Run `function` once as the one capture range of this process under nsys."""
+    """Run `function` once as the only nsys capture range of this process."""
     synchronize(device)
     # Without a GPU, nsys waits for a capture that never starts.
     opened = torch.cuda.profiler.profile() if device.type == "cuda" else nullcontext()

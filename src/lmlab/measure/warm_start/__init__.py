@@ -1,19 +1,19 @@
 """Warm start: a study pays for importing torch once, not once per point.
 
 Importing torch and starting CUDA takes 5 to 6 s on a GPU host; many points take less than one. So a
-helper process imports the libraries once and waits at a Unix socket. For each job it forks a
+helper process imports the libraries once and listens on a Unix socket. For each job it forks a
 supervisor, which forks the job: a fork copies page tables, not libraries, and is ready within
 milliseconds. The client, this module, needs no torch.
 
     client --socket--> helper --fork--> supervisor --fork--> job
 
-Without a helper (LMLAB_WARM_START=0, or any problem with it) a fresh interpreter is the supervisor:
-slower, but otherwise the same. Either way the job runs in a new session, receives the client's
-SIGINT, SIGTERM and SIGHUP, and dies with the client. If its supervisor is killed, the job is lost
-and its status is EX_TEMPFAIL (75), which says nothing about the job.
+Without a helper (LMLAB_WARM_START=0, or any problem with it) a fresh interpreter acts as the
+supervisor: slower, but otherwise the same. Either way the job runs in a new session, receives the
+client's SIGINT, SIGTERM and SIGHUP, and dies with the client. If its supervisor is killed, the job
+is lost and its status is EX_TEMPFAIL (75), whatever the job did.
 
-If no helper answers, the client starts one, under a file lock. It inherits a socket that already
-listens, so that clients can queue while it imports, and no pipe of the workflow, which would wait.
+If no helper answers, the client starts one, under a file lock. It inherits a listening socket, so
+clients can queue while it imports, but none of the workflow's pipes, which it would hold open.
 """
 
 import fcntl
@@ -65,7 +65,7 @@ def _run_warm(job: str) -> int:
 
 
 def _start_helper(path: Path) -> socket.socket | None:
-    """A connection to a new helper; the program forks, so that it is not a child of this one."""
+    """Start a helper and connect to it; it daemonizes, so it is not a child of this process."""
     path.unlink(missing_ok=True)  # left behind by a helper that was killed
     with socket.socket(socket.AF_UNIX) as listener, path.with_suffix(".log").open("w") as log:
         listener.bind(str(path))
@@ -75,7 +75,7 @@ def _start_helper(path: Path) -> socket.socket | None:
 
 
 def _start(inherited: socket.socket, **streams: Any) -> subprocess.Popen[bytes]:
-    """A process that serves this socket: a new helper, or the supervisor of one job."""
+    """Start a process that serves this socket: a helper, or the supervisor of one job."""
     descriptor = inherited.fileno()
     # By path: it must run the client's code, whatever directory it is started in.
     program = (
@@ -87,13 +87,13 @@ def _start(inherited: socket.socket, **streams: Any) -> subprocess.Popen[bytes]:
 
 
 def _run_at(connection: socket.socket, job: str) -> int | None:
-    """Send a job, wait for its end and hang up; its exit status, or None if it was not started."""
+    """Send a job and wait until it ends; its exit status, or None if it was not started."""
     pid = None
     connection.settimeout(PATIENCE_S)
-    # If the other end is closed, a line reads as "", which is no number.
+    # If the other end is closed, `readline` returns "" and `int` raises ValueError.
     with connection, connection.makefile() as lines, suppress(ConnectionError, ValueError):
-        # Streams sent to a helper that still imports would stay open after this process has ended;
-        # and until it answers, a signal ends this process.
+        # Send no streams before the helper is ready: while importing, it would hold them open even
+        # after this process has ended. Until it answers, a signal simply ends this process.
         lines.readline()
         with relay_signals() as aim:
             socket.send_fds(connection, [b"\n"], [0, 1, 2])

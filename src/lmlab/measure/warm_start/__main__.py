@@ -1,6 +1,6 @@
 """`python -m lmlab.measure.warm_start [--stop]`: list this user's helpers, or stop them.
 
-A job that is running goes on to its end.
+Running jobs are not interrupted.
 """
 
 import os

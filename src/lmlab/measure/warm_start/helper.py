@@ -2,16 +2,16 @@
 
 The helper must stay forkable. It runs no torch operation: OpenMP's threads do not survive a fork,
 and the child's first parallel operation would wait for them forever. It never calls CUDA, not even
-to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails. The compiler
-(inductor), which costs every compiled point more than a second, is preloaded where there is a GPU;
-whether that touches it is tried in a fork first.
+to ask whether a GPU exists: after cuInit every CUDA call in a forked child fails. Importing the
+compiler (inductor) would cost every compiled point more than a second, so on a GPU machine it is
+preloaded too, after a trial in a fork has shown that the import does not open the GPU.
 
 When the job ends, or the client closes its connection (the kernel does that for a killed client),
 the supervisor kills all processes of the job. If the supervisor is killed, the kernel kills the job
-and the helper kills the rest. If the helper is killed, supervisors and jobs go on.
+and the helper kills the rest. If the helper is killed, supervisors and jobs carry on.
 
-A job calls `main(argv)` of a module as a fresh interpreter would, with what a new process would
-inherit from the client and with the source files of lmlab as they are now.
+A job calls a module's `main(argv)` as a fresh interpreter would, with everything that a new process
+would inherit from the client and with the current source files of lmlab.
 """
 
 import atexit
@@ -40,26 +40,26 @@ IDLE_S = 300.0  # how long a helper waits for another job before it ends
 
 
 def main(descriptor: int) -> None:
-    """Serve the clients of an inherited socket; without a path, the one client at its other end."""
+    """Serve clients of an inherited listening socket, or the one client of a socket pair."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses would be lost
     with socket.socket(fileno=descriptor) as inherited:
         if not (path := inherited.getsockname()):
             supervise(inherited)
             return
-        if os.fork():  # the helper is nobody's child
+        if os.fork():  # daemonize
             os._exit(0)
         os.chdir(Path(path).parent)
         processes.adopt_orphans()
-        inherited.listen()  # again, so that clients see this process as their peer
+        inherited.listen()  # again, so that SO_PEERCRED reports this process
         preload()
-        sys.stdout.flush()  # or each fork would write it again
+        sys.stdout.flush()  # or each fork would write the buffer again
         serve(inherited, IDLE_S)
         Path(path).unlink(missing_ok=True)
 
 
 def preload() -> None:
     """Import what jobs need; children share the memory."""
-    # Those that exist: triton is not built for every platform.
+    # Skip missing ones: triton is not built for every platform.
     for name in filter(importlib.util.find_spec, LIBRARIES):
         importlib.import_module(name)
     if DRIVER.exists() and os.waitpid(_fork(_try_compiler), 0)[1] == 0:
@@ -71,14 +71,14 @@ def preload() -> None:
 
 
 def _try_compiler() -> None:
-    """In a fork, which may touch the GPU: exit with status 0 if the compiler can be preloaded."""
+    """Exit with status 0 if the compiler can be preloaded; for a fork, which may open the GPU."""
     _import_compiler()
     if not _gpu_is_open() and importlib.import_module("torch").cuda.is_available():
         os._exit(0)
 
 
 def _import_compiler() -> None:
-    """Import the compiler; versions that ask CUDA for a GPU get an answer without the driver."""
+    """Import the compiler with `cuda.is_available` stubbed: some versions call it on import."""
     cuda = importlib.import_module("torch").cuda
     original, cuda.is_available = cuda.is_available, lambda: True
     for name in COMPILER:
@@ -87,13 +87,13 @@ def _import_compiler() -> None:
 
 
 def _gpu_is_open() -> bool:
-    """Whether cuInit was called, which opens the driver's files."""
+    """Whether cuInit was called: it opens the driver's device files."""
     opened = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
     return any(file.startswith("/dev/nvidia") for file in opened)
 
 
 def serve(listener: socket.socket, idle_s: float) -> None:
-    """Fork a supervisor for each client, until none has come and none is left for so long."""
+    """Fork a supervisor per client; return after `idle_s` without clients or supervisors."""
     signal.signal(signal.SIGCHLD, lambda *_: _clean_up())
     listener.settimeout(idle_s)
     while True:
@@ -103,13 +103,13 @@ def serve(listener: socket.socket, idle_s: float) -> None:
             if os.getpid() not in (parent for parent, _ in processes.all_processes().values()):
                 return
             continue
-        with client, contextlib.suppress(OSError):  # no process to be had: the client notices
-            # Or clients of a helper that was killed would wait for an answer.
+        with client, contextlib.suppress(OSError):  # fork failed: the client sees EOF
+            # The fork closes the listener, or clients of a killed helper would wait for an answer.
             _fork(partial(supervise, client), listener)
 
 
 def _clean_up() -> None:
-    """Reap supervisors, and kill orphans: unlike supervisors, they are in a job's session."""
+    """Reap supervisors and kill orphans, which unlike supervisors are in a job's session."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -119,7 +119,7 @@ def _clean_up() -> None:
 
 
 def _fork(do: Callable[[], None], *closed: socket.socket) -> int:
-    """The pid of a child that does this without sockets of ours; it fails if this returns."""
+    """Fork a child that runs `do` without the `closed` sockets and exits with 1; its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -144,7 +144,7 @@ def supervise(client: socket.socket) -> None:
         processes.adopt_orphans()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = _fork(partial(_become, job, streams, os.getpid()), client)
-        for stream in streams:  # whoever reads them waits until every copy is closed
+        for stream in streams:  # their readers see EOF only when every copy is closed
             os.close(stream)
         try:
             client.sendall(f"{pid}\n".encode())
@@ -185,12 +185,12 @@ def _become(job: str, streams: Sequence[int], supervisor: int) -> NoReturn:
 
 
 def _status(name: str, arguments: list[str]) -> int:
-    """Exit status of the job as the interpreter would report it; negative for a signal."""
+    """Run the job; its exit status as the interpreter would report it, negative for a signal."""
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         module = importlib.import_module(name)
-        # Under its own name: what it pickles can be found again, and a process that multiprocessing
-        # spawns imports the job and not the code around it.
+        # `__main__` keeps its own name: its pickles can be loaded, and a process that
+        # multiprocessing spawns imports the job and not the code around it.
         sys.modules["__main__"] = module
         sys.argv = [str(module.__file__), *arguments]
         sys.exit(module.main(arguments))
@@ -206,7 +206,7 @@ def _status(name: str, arguments: list[str]) -> int:
 
 
 def _exit(status: int) -> NoReturn:
-    """End as the interpreter does, up to tearing it down: that would unshare all pages (0.3 s)."""
+    """Exit like the interpreter, but skip its teardown, which would unshare all pages (0.3 s)."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     getattr(threading, "_shutdown")()  # noqa: B009 - what the interpreter does first
     atexit._run_exitfuncs()
@@ -214,7 +214,7 @@ def _exit(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except (OSError, ValueError):  # a full disk, or a stream that the job has closed
-        status = status or 120  # the interpreter's own
+        status = status or 120  # the interpreter's exit status for this
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)

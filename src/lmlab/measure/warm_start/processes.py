@@ -1,9 +1,9 @@
-"""Process trees: signalling, finding and killing everything that a job has started.
+"""Process trees: signaling, finding and killing everything that a job has started.
 
-A job is the leader of a session, and what it starts carries the job's pid as session id. A process
-that opens a new session is still found as a descendant, because an orphan is adopted by the nearest
-subreaper among its ancestors, which is the job's supervisor. Only SIGKILL is used: a process may
-hang in a driver call and ignore the rest.
+A job leads a session, so the processes it starts have the job's pid as session id. One that opens a
+new session is still found as a descendant, because an orphan is adopted by the nearest subreaper
+among its ancestors, which is the job's supervisor. Killing always uses SIGKILL: a process may hang
+in a driver call and ignore other signals.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ relayed: list[int] = []
 
 @contextlib.contextmanager
 def relay_signals() -> Iterator[Callable[[int], None]]:
-    """Pass signals that would end this process on to a job, which must then end soon.
+    """Forward signals that would end this process to a job, which must then end within `GRACE_S`.
 
-    The block is given a function that names the job; signals before that are held for it. Ignored
-    signals stay ignored. For the main thread only, like all of Python's signal handlers.
+    Yields a function that sets the job's pid; earlier signals are held until then. Ignored signals
+    stay ignored. Main thread only, like all of Python's signal handlers.
     """
     held: list[int] = []
     leaders: list[int] = []
@@ -40,14 +40,14 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
         while held and leaders:
             pid, number = leaders[0], held.pop(0)
             with contextlib.suppress(ProcessLookupError):
-                is_leader = os.getpgid(pid) == pid  # a fork is not, for a moment
+                is_leader = os.getpgid(pid) == pid  # false until the fork calls setsid
                 (os.killpg if is_leader else os.kill)(pid, number)
             timer = threading.Timer(GRACE_S, kill_family, leaders)
             undo.callback(timer.cancel)
             timer.start()
 
     with contextlib.ExitStack() as undo:
-        undo.callback(lambda: list(map(signal.raise_signal, held)))  # there was no job
+        undo.callback(lambda: list(map(signal.raise_signal, held)))  # no job was started
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, relay) or signal.SIG_DFL

@@ -1,10 +1,10 @@
 """Where a helper listens: a private directory, and a name that only equivalent processes share.
 
-A forked job is a copy of the helper. What a process inherits or reads only once must therefore be
-the same in client and helper: interpreter and build of torch; umask; environment variables such as
-those of the time zone and of libraries; CPUs, limits, control group and namespaces, because under
-Slurm or in a container another job's helper would run the work outside of the allocation. All of
-this is hashed into the socket's name, together with the code of this package.
+A forked job is a copy of the helper. Whatever a process inherits or reads only once must therefore
+be the same in client and helper: interpreter and torch build; umask; environment variables such as
+the time zone and library settings; CPUs, limits, control group and namespaces, because under Slurm
+or in a container another job's helper would run the work outside the allocation. All of this is
+hashed into the socket's name, together with the code of this package.
 
 A helper runs whatever it is sent, so the directory must be owned by this user and closed to others.
 """
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Prefixes: what a process reads once, and the allocation of Slurm, PBS, LSF or Grid Engine.
+# Prefixes: variables read only once, and the job id of Slurm, PBS, LSF or Grid Engine.
 _VARIABLES = (
     *("ATEN_", "CUDA_", "DNNL_", "GLIBC_", "GLOO_", "GOMP_", "KMP_", "LANG", "LC_", "LD_"),
     *("MALLOC_", "MKL_", "NCCL_", "NUMEXPR_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH"),
@@ -46,7 +46,7 @@ def socket_path() -> Path:
         [os.readlink(f"/proc/self/ns/{kind}") for kind in ("ipc", "mnt", "net", "pid", "user")],
         *(sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0), umask),
         sorted({os.getegid(), *os.getgroups()}),
-        # Ignored under nohup or in a shell's background.
+        # Signals may be ignored under nohup or in a background job.
         [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
     ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -58,7 +58,7 @@ def private_directory() -> Path:
     default = f"{tempfile.gettempdir()}/lmlab-{os.getuid()}"
     directory = Path(os.environ.get("LMLAB_RUNTIME_DIR") or default).absolute()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.lstat()  # of a link itself, which is open to all
+    found = directory.lstat()  # of a link itself: its mode is open to all, so it is refused
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(
             f"{directory} is {stat.filemode(found.st_mode)} of user {found.st_uid}; "

@@ -2,12 +2,12 @@
 
 - `naive`: what the plain formula costs in time and memory, eager and compiled.
 - `softmax`: the operations of the plain formula one by one, softmax fused and written out.
-- `model_compile`: what compiling the whole model gives.
+- `model_compile`: the whole model, eager and compiled.
 - `benchmark`: every variant at one shape; forward, backward and both, with memory and host time.
 - `shapes`: the same with the heads, head dimension and contexts of the study's models.
 - `tiles`: our kernels with different tile sizes.
-- `leaderboard`: the one shape that others publish.
-- `model`: a training step with one attention and with another.
+- `leaderboard`: the one shape with published results.
+- `model`: a training step of a model with each attention.
 """
 
 from functools import partial

@@ -1,10 +1,10 @@
 """Every variant at one shape: forward, backward and both, by CUDA events, in one process.
 
-Each variant runs once and is checked against a reference; a wrong one gets no time. Its memory and
-the time that the host needs to launch it follow. Then, pass by pass, the variants take turns until
-their times have settled (`lmlab.measure.kernel_clock`). `tiled` loops over its tiles in Python: one
-pass over a short sequence predicts the time of a long one (by the ratio of lengths squared), and a
-variant that would exceed its cap is not started.
+Each variant runs once and is checked against a reference; a wrong one gets no time. Then its
+memory and its launch time on the host are measured. Then, pass by pass, the variants take turns
+until their times have settled (`lmlab.measure.kernel_clock`). `tiled` loops over its tiles in
+Python, so its time is first extrapolated from a short sequence (by the ratio of lengths squared);
+if that exceeds the cap, it is not started.
 
 Records: `time` per variant and phase, `first_call_time` (compilation included), `error` per tensor,
 `memory` per stage and `host_time` per phase (GPU only), `estimated_time` of a variant that loops in
@@ -49,7 +49,7 @@ def measure(point: Point, device: torch.device, make_problem: type[Problem] = Pr
                 )
         return attend
 
-    # The collector pauses once: each of the many short measurements would pay for its own pause.
+    # Pause the garbage collector once: a pause for each of many short measurements would add up.
     with (
         tf32_allowed(shape.tf32),
         compiler_for(settings["variants"], retain_graphs=True),

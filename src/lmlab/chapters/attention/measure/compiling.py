@@ -1,12 +1,12 @@
-"""torch.compile, set up so that what is timed is what was asked for.
+"""torch.compile, set up so that the compiled code asked for is what gets timed.
 
-The compiler is reset first: no recompile limit is reached, after which Dynamo would silently run
-eager code. A second compilation of the same function is an error: times before and after it would
-be times of different code. Where backward is timed alone its graph is retained, so backward must
-not overwrite saved tensors, as it otherwise may.
+The compiler is reset first, so that Dynamo never reaches the recompile limit, beyond which it
+silently runs eager code. Recompiling a function is an error: times before and after would be of
+different code. Where backward is timed alone its graph is retained, so compiled backward must not
+reuse the memory of saved tensors, as it otherwise may.
 
-`cold` gives the compiler empty caches, so that a compile time does not measure a hit in the cache
-of an earlier run. Otherwise caches are shared, and Triton's own stays where our kernels look.
+`cold` gives the compiler empty caches, so that a compile time is never a cache hit from an earlier
+run. Otherwise caches are shared, and Triton's stays where our kernels look for it.
 """
 
 import os
@@ -53,7 +53,7 @@ def compiler(
 def compiler_for(
     names: Iterable[str], *, cold: bool = False, retain_graphs: bool = False
 ) -> AbstractContextManager[None]:
-    """The compiler if a variant needs it; loading it takes a second."""
+    """Set up the compiler only if a variant needs it; loading it takes a second."""
     if not COMPILES & set(names):
         return nullcontext()
     return compiler(cold=cold, retain_graphs=retain_graphs)
@@ -70,8 +70,8 @@ def call_ms(call: Callable[[], object], device: torch.device) -> float:
 
 
 def attention_replaced() -> int:
-    """How often the compiler has replaced the formula by PyTorch's fused attention: it matches some
-    spellings of softmax(Q K^T) V, and a "compiled" time would then be that of SDPA."""
+    """How often the compiler replaced the formula with PyTorch's fused attention: it matches some
+    spellings of softmax(Q K^T) V, and a "compiled" time would then be SDPA's."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"]["fuse_attention"])

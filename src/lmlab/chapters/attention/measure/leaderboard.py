@@ -1,12 +1,12 @@
-"""The one shape that others publish: `o = attention(q, k, v); o.sum().backward()`, compiled.
+"""The one shape with published results: `o = attention(q, k, v); o.sum().backward()`, compiled.
 
 Batch 1, sixteen heads, 16,384 tokens, bf16, causal, through torch.compile as inside a compiled
 model; variants that compile themselves are taken as they are. The gradient of a sum is an expanded
 tensor of ones (stride zero), which a kernel must handle. No gradient is accumulated.
 
 Sampling stops once the time has settled. The leaderboard's own protocol is sustained load, Triton's
-`do_bench(rep=10_000, warmup=1_000)`, under which a GPU gets hotter and clocks lower. Some variants
-are measured that way too, one after the other, after all else.
+`do_bench(rep=10_000, warmup=1_000)`, under which a GPU gets hotter and clocks lower. At the end,
+some variants are also measured that way, one after the other.
 
 Records: `time` per variant and phase, `sustained_time` per variant that the point names (evenly
 thinned samples of the whole run), `first_call_time`, `error` per tensor, `flops` per phase.
@@ -75,7 +75,7 @@ def sustained(call: Callable[[], object], settings: Mapping[str, Any]) -> Measur
 
 
 def compiled(name: str, *, is_causal: bool) -> Attend:
-    """A variant through torch.compile, one whole graph for this shape alone."""
+    """A variant as one compiled graph for one shape, unless self-compiling or untraceable."""
     function: Any = registry.load(name)
     if name not in COMPILES | UNTRACEABLE:
         function = torch.compile(function, fullgraph=True, dynamic=False)

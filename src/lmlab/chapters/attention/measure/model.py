@@ -1,12 +1,12 @@
-"""One model that several variants run, here a training step with one attention and with another.
+"""Several variants of one model, here a training step with different attention functions.
 
-Two models at once would halve the memory that each has, and the largest sizes would run out of
-memory only because of the comparison. So parameters, optimizer and batch are shared, and a switch
-in front of the model selects what is called.
+Two models at once would halve the memory of each, and the largest sizes would run out of memory
+only because of the comparison. So parameters, optimizer and batch are shared, and a switch in front
+of the model selects the forward function.
 
-`compare` tries every variant (its loss must be that of the first at the same weights, and one step
-gives its peak memory), then alternates those that work step by step, by wall clock. A variant that
-fails is dropped and the rest go on.
+`compare` tries every variant (its loss must match the first variant's at the same weights, and a
+step gives its peak memory), then alternates those that work, step by step, by wall clock. A variant
+that fails is dropped and the rest go on.
 
 Records: `time` per variant and phase (forward, backward, forward_backward, train_step: sums over
 the phases of a step) by wall and device clock, `round_time` (all variants), `loss`, `peak_memory`
@@ -61,7 +61,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def with_attention(model: nn.Module, name: str) -> Forward:
-    """The model with this attention in all its layers, set at every call."""
+    """A forward function that sets this attention in every layer before it calls the model."""
 
     def forward(tokens: Tensor) -> Tensor:
         layers = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
@@ -84,8 +84,8 @@ def compare(
     needs: Mapping[str, str],
     compiles: bool = False,
 ) -> Outcome:
-    """Try every variant, then time those that work; `needs` names the attention that a variant
-    needs to be supported."""
+    """Try every variant, then time those that work; `needs` maps a variant to the attention
+    that the device must support for it."""
 
     def one_round(clock: PhaseClock) -> None:
         for name in variants.running:
@@ -117,7 +117,7 @@ def _summed(parts: Sequence[Measurement]) -> Measurement:
 
 class SharedModel(nn.Module):
     """A model with several forward functions over the same parameters, one of them selected, and
-    its training step, which is rebuilt after one of them failed."""
+    a training step, which is rebuilt after a variant fails."""
 
     def __init__(
         self, workload: Workload, model: nn.Module, forwards: Mapping[str, Forward],
@@ -134,7 +134,7 @@ class SharedModel(nn.Module):
         return self._forwards[self.selected](tokens)
 
     def rebuild(self) -> None:
-        """Drop what a failed step has left: its graph, its gradients, its optimizer state."""
+        """Discard what a failed step leaves behind: graph, gradients and optimizer state."""
         self.zero_grad(set_to_none=True)
         self._step = Step(self.workload, self, self.device)
 
@@ -158,9 +158,9 @@ class SharedModel(nn.Module):
     def check(
         self, variants: Variants, name: str, *, needs: Mapping[str, str], compiles: bool
     ) -> None:
-        """Record the loss; raise `WrongNumbers` if it is not that of the first variant. If variants
-        compile, the very first step of each is timed. Otherwise no step is taken yet, so that a
-        wrong variant does not change the weights that all share."""
+        """Record the loss; raise `WrongNumbers` if it differs from the first variant's. If variants
+        compile, also time the first step of each. Otherwise take no step yet, so that a wrong
+        variant cannot change the shared weights."""
         shape, precision = self.workload.shape, self.workload.precision
         if name in needs:
             head_dim = shape.d_model // shape.num_heads

@@ -1,9 +1,9 @@
 """The whole model through torch.compile against the eager model: one graph, forward and backward.
 
 The compiled model has the same parameters, so both variants share everything. The first compiled
-step contains the compilation, with cold caches, and is recorded apart. The forward pass is that of
-training, which saves what backward needs (inference would be another graph and another
-compilation). The optimizer is not compiled.
+step includes compilation, with cold caches, and is recorded separately. Forward runs as in
+training, saving what backward needs (inference would be another graph and another compilation).
+The optimizer is not compiled.
 
 Records: see `model`; `attention_replaced` (how often the compiler substituted fused attention).
 """

@@ -1,9 +1,9 @@
-"""Naive attention, eager and compiled: time of forward and backward, and what is held in memory.
+"""Naive attention, eager and compiled: forward and backward time, and memory.
 
 softmax(Q K^T / sqrt(d)) V writes every intermediate result to memory, among them tensors of batch x
-sequence x sequence. The variants alternate in one loop, forward then backward, by wall clock. Each
-one has run before to be checked (its first call contains the compilation, with cold caches), and
-once more for its memory: the peak of forward, what it leaves for backward, and the overall peak.
+sequence x sequence. The variants alternate in one loop, forward then backward, by wall clock.
+Before that, each runs once to be checked (the first call includes compilation, with cold caches)
+and once for its memory: the forward peak, what forward keeps for backward, and the overall peak.
 
 Records: `time` per variant and phase, `round_time` (all variants), `first_call_time`, `error` per
 tensor, `memory` per stage (forward_peak, before_backward, peak; GPU only, inputs included),

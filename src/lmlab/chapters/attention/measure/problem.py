@@ -1,16 +1,16 @@
-"""One attention problem: its shape, its tensors, the passes that are timed, and the right numbers.
+"""One attention problem: its shape, its tensors, the timed passes, and the reference results.
 
 Inputs are random with standard deviation one. Queries, keys and values require gradients, so a
 forward pass saves what a backward pass needs, as in training. Backward alone is timed on a retained
-graph, since the forward pass before it is not its time.
+graph, so that its time does not include forward.
 
-`flops` follows the usual convention: two products of 2 S^2 d operations forward, five backward
-(scores again, dV, dP, dQ, dK), and half of each under a causal mask, whoever computes it all.
+`flops` follows the usual convention: two matmuls of 2 S^2 d FLOPs forward, five backward (scores
+again, dV, dP, dQ, dK), and half of that under a causal mask, even if a variant computes all of it.
 
-Every variant is checked at the very shape that is timed. The naive formula does not fit where it
-matters most, so the reference applies it to a few hundred queries at a time, exact in fp32. Under a
-causal mask rows shrink along the sequence, and one norm over all of them would hide a wrong tile at
-the end. The error is therefore the largest of |x - expected| / |expected| over blocks of rows.
+Every variant is checked at the very shape that is timed. The naive formula does not fit at long
+sequences, so the reference applies it to a block of queries at a time, in fp32 without TF32. Under
+a causal mask row norms shrink along the sequence, and one norm over all rows would hide a wrong
+tile at the end. The error is therefore the largest |x - expected| / |expected| over blocks of rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,14 +63,14 @@ class Shape:
         return (*leading, self.sequence, self.head_dim)
 
     def flops(self) -> dict[str, float]:
-        """Operations of each pass."""
+        """FLOPs of each pass."""
         product = 2.0 * self.batch * (self.heads or 1) * self.sequence**2 * self.head_dim
         share = 0.5 if self.is_causal else 1.0
         return {name: share * count * product for name, count in PRODUCTS.items()}
 
 
 def shape_of(asked: Mapping[str, Any]) -> Shape:
-    """The shape that a point asks for: its own, or that of attention in a model of its size."""
+    """The shape that a point asks for, given directly or as attention in a model of its size."""
     if "num_heads" in asked:
         heads, width = asked["num_heads"], asked["d_model"]
         in_model = {"heads": heads, "head_dim": width // heads, "sequence": asked["context"]}
@@ -98,7 +98,7 @@ class Problem:
         return torch.autograd.grad(output, self.inputs, self.grad_o, retain_graph=retain_graph)
 
     def passes(self) -> dict[str, Callable[[Attend], Callable[[], object]]]:
-        """For each pass, what prepares the call that is timed."""
+        """Per pass, a function that prepares the call to be timed."""
 
         def backward(attend: Attend) -> Callable[[], object]:
             output = attend(*self.inputs)
@@ -111,7 +111,7 @@ class Problem:
         }
 
     def reference(self) -> tuple[Tensor, ...]:
-        """The right output and gradients, in fp32."""
+        """Expected output and gradients, in fp32."""
         return reference(*self.inputs, self.grad_o, is_causal=self.shape.is_causal)
 
 
@@ -168,7 +168,7 @@ def _largest_error(found: Tensor, expected: Tensor) -> float:
 
 
 def check(found: Mapping[str, float], dtype: torch.dtype) -> None:
-    """Raise `WrongNumbers` if an error is larger than the type explains."""
+    """Raise `WrongNumbers` if an error is larger than the dtype allows."""
     allowed = TOLERANCE[dtype]
     wrong = {name: error for name, error in found.items() if not error <= allowed}
     if wrong:

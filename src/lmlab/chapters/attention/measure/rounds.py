@@ -1,12 +1,12 @@
-"""Variants compared fairly: each one is checked first, then all take turns on the clock.
+"""Fair comparison of variants: each is checked first, then all are timed alternately.
 
 Correctness comes before speed: a variant whose output or gradients are wrong is stopped before it
-is timed. The first call of a variant that compiles contains the compilation and is recorded apart.
-Kernels are timed by CUDA events (`time_passes`), steps by wall clock (`alternate`).
+is timed. The first call, which includes any compilation, is recorded separately. Kernels are timed
+by CUDA events (`time_passes`), steps by wall clock (`alternate`).
 
-Memory is that of this problem alone: its tensors and what a variant allocates on top. Host time
-ends when the call returns, while the GPU still works: where it exceeds the GPU's time, launching
-sets the pace. It is taken after the device is idle, so that a full queue does not count.
+Memory counts this problem alone: its tensors and what a variant allocates on top. Host time ends
+when the call returns, while the GPU is still working: where it exceeds GPU time, launching is the
+bottleneck. It is measured with the device idle, so that waiting for a full queue does not count.
 """
 
 import statistics
@@ -46,7 +46,7 @@ def sampling_budget(settings: Mapping[str, Any]) -> SamplingBudget:
 def try_all(
     variants: Variants, problem: Problem, load: Callable[[str], Attend]
 ) -> dict[str, Attend]:
-    """Run every variant once and check its numbers; returns those that are right."""
+    """Run every variant once and check its numbers; return those that pass."""
     shape, expected = problem.shape, problem.reference()
     attends: dict[str, Attend] = {}
     for name in variants.running:
@@ -73,15 +73,15 @@ def _try_out(
 def check_errors(
     variants: Variants, name: str, found: Mapping[str, float], dtype: torch.dtype
 ) -> None:
-    """Record the errors of a variant; raise if one is larger than the type explains."""
+    """Record the errors of a variant; raise if one is larger than its dtype allows."""
     for tensor, error in found.items():
         variants.note(name, "error", error, "", tensor=tensor)
     check(found, dtype)
 
 
 def note_memory(variants: Variants, name: str, attend: Attend, problem: Problem) -> None:
-    """Record `memory` of a variant: the peak of forward, what forward leaves, and the peak of both;
-    nothing on a CPU, which has no such statistics."""
+    """Record `memory` of a variant: the forward peak, what is left before backward, and the overall
+    peak; nothing on a CPU, which has no such statistics."""
     device = variants.device
     if device.type != "cuda":
         return
@@ -129,7 +129,7 @@ def time_passes(
 def sample_in_turns(
     variants: Variants, calls: Mapping[str, Prepare], budget: SamplingBudget, **labels: Label
 ) -> None:
-    """Time one call of each variant by CUDA events; one that raises is stopped."""
+    """Time a call of each variant by CUDA events, interleaved; a variant that raises is stopped."""
     times, broken = measure_in_rounds(calls, device=variants.device, budget=budget)
     for name, measurement in times.items():
         variants.time(name, measurement, **labels)
@@ -140,17 +140,17 @@ def sample_in_turns(
 def alternate(
     step: Callable[[PhaseClock], None], settings: Mapping[str, Any], device: torch.device
 ) -> dict[str, Measurement]:
-    """Repeat a step that runs every variant once; times by the name of the phase."""
+    """Repeat a step that runs every variant once; return times by phase name."""
     limits = {key: settings[key] for key in ("warmup", "steps", "time_cap_s")}
     return measure_steps(step, device=device, **limits).phases
 
 
 def flop_records(problem: Problem, **labels: Label) -> list[Record]:
-    """The arithmetic of each pass."""
+    """FLOPs of each pass."""
     flops = problem.shape.flops()
     return [value("flops", count, "FLOP", phase=phase, **labels) for phase, count in flops.items()]
 
 
 def thread_record() -> Record:
-    """Threads of the host."""
+    """Number of host threads."""
     return value("threads", torch.get_num_threads(), "")

@@ -1,11 +1,11 @@
 """Every variant at a shape of the study's models: batch, heads, head dimension and context.
 
-The race of `benchmark` has one head and long sequences, where a kernel fills the GPU by its length.
-In a model the work is many heads of short sequences, which other kernels and tiles may suit better,
-and where the time to launch a kernel can exceed its own. Tensors are laid out as in a model, whose
-projections give (batch, sequence, heads, head_dim).
+`benchmark` has one head, which fills the GPU only if its sequence is long. A model has many heads
+and short sequences: other kernels and tiles may be faster there, and launching a kernel can take
+longer than running it. Tensors are laid out as in a model, whose projections give (batch, sequence,
+heads, head_dim).
 
-Records: as `benchmark`.
+Records: see `benchmark`.
 """
 
 import torch

@@ -1,10 +1,10 @@
 """The operations of naive attention one by one, with the softmax fused and written out.
 
 What softmax costs next to the matmuls depends on how it is written. PyTorch's reads the scores once
-and writes the weights once. Written out it is five operations over tensors of sequence x sequence
-(max, subtract, exp, sum, divide), each a kernel that goes through memory for itself. Both give the
-same weights, which is checked. Every operation is a variant, timed in turns by CUDA events with a
-cold L2: in a model, scores that fit in the cache are read faster than here.
+and writes the weights once. Written out, it is five operations over tensors of sequence x sequence
+(max, subtract, exp, sum, divide), each a kernel with its own trip through memory. Both are checked
+to give the same weights. Every operation is a variant, interleaved with the others and timed by
+CUDA events with a cold L2; in a model, scores that fit in the cache are read faster than here.
 
 Records: `time` per part, `flops` per phase.
 """
@@ -37,7 +37,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def operations(problem: Problem) -> dict[str, Call]:
-    """A call per operation, each with its inputs at hand."""
+    """One call per operation, with its inputs precomputed."""
     q, k, v = problem.inputs
     scale = q.shape[-1] ** -0.5
     products = q @ k.transpose(-2, -1)

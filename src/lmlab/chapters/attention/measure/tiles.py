@@ -3,14 +3,14 @@
 A tile of scores has `block_m` rows of queries (M) and `block_n` rows of keys (N). Forward, a
 program holds block_m queries and loops over tiles of keys. Backward, for dK and dV, it holds
 block_n keys and loops over tiles of queries (for dQ the other way around). Larger tiles read less
-memory for each product, until registers spill or shared memory runs out. Every tile size is a
-variant; `chosen` is the row of `kernels/tile_sizes.py`. A kernel is compiled for its tiles and head
-dimension, not for a length, so one job measures all sequences.
+memory per product, until registers spill or shared memory runs out. Every tile size is a variant;
+`chosen` is the one that `kernels/tile_sizes.py` selects. A kernel is compiled for its tiles and
+head dimension, not for a sequence length, so one job measures all sequences.
 
 Records, all with the labels sequence, variant (BLOCK_MxBLOCK_N or chosen), block_m, block_n,
-num_warps, num_stages and specialized (warps that load or compute): `time`, `error` per tensor,
+num_warps, num_stages and specialized (warps either load or compute): `time`, `error` per tensor,
 `shared_memory`, `registers` and `spills` as compiled, `estimated_shared_memory` (by tile size).
-Further `flops` per sequence and phase, and `shared_memory_limit`.
+Also `flops` per sequence and phase, and `shared_memory_limit`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +76,7 @@ def compare(asked: Mapping[str, Any], device: torch.device) -> Variants:
 
 
 def tiles_of(block_m: int, block_n: int, direction: Direction, stages: int) -> Tiles:
-    """Launch parameters for a tile size: as many warps as the rows that a program holds need."""
+    """Launch parameters for a tile size; the resident rows determine the number of warps."""
     held, _ = orient(direction, block_m, block_n)
     return Tiles(block_m=block_m, block_n=block_n, warps=WARPS[held], stages=stages)
 
@@ -120,7 +120,7 @@ class Kernel:
         return errors(found, self._expected, self._names)
 
     def resources(self, tiles: Tiles) -> Iterator[tuple[str, int | None]]:
-        """The estimate first, then what the compiled kernel takes; raises if it does not fit."""
+        """Yield estimated shared memory, then what the kernel uses; raise if it does not fit."""
         yield "estimated_shared_memory", shared_bytes(self.problem, tiles)
         try:
             self._call(tiles=tiles)

@@ -1,8 +1,8 @@
 """The variants of one point, measured in one process, each with its own records and status.
 
-Ratios are trustworthy only between times of one process. A variant that runs out of memory, or that
-this machine does not have, must not cost the others their numbers: it gets a record with a status
-and a reason, and the others are still measured. The point is ok as long as one variant is.
+Only times from one process give trustworthy ratios. A variant that runs out of memory, or that is
+not available on this machine, must not cost the others their numbers: it gets a record with a
+status and a reason, and the others are still measured. The point is ok if any variant is.
 """
 
 import gc
@@ -44,13 +44,13 @@ class Variants:
 
     @property
     def running(self) -> list[str]:
-        """Variants that nothing has stopped."""
+        """Variants that have not been stopped."""
         return [name for name in self._labels if name not in self._failures]
 
     def note(
         self, name: str, quantity: str, number: float | None, unit: str, **labels: Label
     ) -> None:
-        """Record a number of a variant; what is unknown or not finite is left out."""
+        """Record a number of a variant; None and numbers that are not finite are left out."""
         if number is not None and math.isfinite(number):
             self.records.append(value(quantity, number, unit, **self._labels[name], **labels))
 
@@ -63,7 +63,7 @@ class Variants:
         return _Attempt(self, name)
 
     def stop(self, name: str, error: Exception) -> None:
-        """Take a variant out, with the reason in one line."""
+        """Stop a variant and record its status, with the reason in one line."""
         status, reason = self._verdict(error)
         self._failures[name] = status, str(without_numbers(status, reason).reason)
         self.records.append(without_value("time", *self._failures[name], **self._labels[name]))
@@ -80,7 +80,7 @@ class Variants:
         return "failed", f"{type(error).__name__}: {error}"
 
     def outcome(self, *shared: Record) -> Outcome:
-        """The records of the point and of its variants; if all failed, the status of the first."""
+        """All records; if no variant is left, the status of the first and the reasons of all."""
         if self.running:
             return Outcome(measurements=[*shared, *self.records])
         reasons = (f"{name}: {reason}" for name, (_, reason) in self._failures.items())
@@ -88,8 +88,8 @@ class Variants:
 
 
 class _Attempt(AbstractContextManager[None]):
-    """A block whose error stops one variant. A class, as the frames of an error hold the tensors
-    that filled the memory: in a generator they would outlive the cleanup."""
+    """A block whose error stops one variant. A class, because the error's frames hold the tensors
+    that filled the memory, and a generator would keep them alive during the cleanup."""
 
     def __init__(self, variants: Variants, name: str) -> None:
         self._variants, self._name = variants, name
@@ -117,14 +117,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def free_memory(device: torch.device) -> None:
-    """Release what nothing uses any more, so that the next variant finds all of the memory."""
+    """Release unused memory, so that all of it is available to the next variant."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Bytes in tensors now; a CPU does not count them."""
+    """Bytes allocated to tensors; 0 on a CPU, which does not count them."""
     return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0
 
 

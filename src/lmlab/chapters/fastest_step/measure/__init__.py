@@ -1,8 +1,8 @@
 """The fastest training step in three topics, one module each.
 
 - `ladder`: a model of the study, from the plain fp32 step to the best one.
-- `kernels`: our fused AdamW and our LM head with loss, next to the library's.
-- `leaderboard`: a step of an 8B shape at a long sequence, with as many layers as fit.
+- `kernels`: our fused AdamW and our fused LM head and loss, against PyTorch's.
+- `leaderboard`: a step of an 8B-shaped model on a long sequence, with as many layers as fit.
 """
 
 from functools import partial

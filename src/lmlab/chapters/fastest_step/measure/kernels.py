@@ -1,13 +1,13 @@
-"""Our fused AdamW and our LM head with loss next to the library's, by the kernel clock.
+"""Our fused AdamW and our fused LM head and loss against PyTorch's, by the kernel clock.
 
-Each is checked first. AdamW updates the parameters of one model size: our loop, PyTorch's fused
-optimizer and our kernel, on copies of the same state. The loss runs forward and backward over the
-tokens of one batch: plain, compiled, in chunks of tokens that are computed again in backward, and
-our kernel.
+Each is checked first. AdamW updates the embedding and up to four blocks of a model: our loop,
+PyTorch's fused optimizer and our kernel, on copies of the same state. The loss runs forward and
+backward over the tokens of one batch: plain, compiled, in chunks of tokens that are recomputed in
+backward, and our kernel.
 
-Records with the labels part (adamw, loss) and variant: `time`, `bytes` (AdamW: 28 per parameter),
-`flops` (loss: three matmuls), `peak_memory` above the inputs (loss), `launches`, `error` against
-the library.
+Records with the labels part (adamw, loss) and variant: `time`, `parameters` and `bytes` (AdamW: 28
+per parameter), `flops` (loss: three matmuls), `peak_memory` above the inputs (loss), `launches`,
+`error` against PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def adamw(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> lis
 
 
 def largest_difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """Of any number."""
+    """Largest absolute difference of any element."""
     return max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
 
 
@@ -116,18 +116,18 @@ def loss(shape: ModelShape, asked: dict[str, Any], device: torch.device) -> list
 
 
 def largest_relative_error(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """Of the loss or of a gradient."""
+    """Largest relative error of the loss or of a gradient."""
     pairs = zip(found, expected, strict=True)
     return max(((a - b).float().norm() / b.float().norm()).item() for a, b in pairs)
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Two operations, with the logits in between."""
+    """LM head, then cross-entropy, with all logits in memory in between."""
     return F.cross_entropy(F.linear(hidden, weight).float(), targets)
 
 
 def chunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The same over chunks of tokens, each of which is computed again in backward."""
+    """The same in chunks of tokens, each recomputed in backward."""
 
     def part(own: Tensor, words: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(own, words).float(), labels, reduction="sum")

@@ -1,19 +1,19 @@
 """The ladder: from the plain fp32 training step to the fastest one, rung by rung.
 
-Each rung is checked first (its loss and gradients against those of the first rung, within what its
-precision explains), then timed in alternating rounds with the rung below it and with the same rung
-on other attentions. A rung that fails is recorded with its reason, and the next one builds on the
-last that worked. `batch` tries larger batches until one does not fit or brings no more tokens per
-second, and keeps the best; `checkpoint` does the same with those that did not fit. Steps that do
-not fit next to each other are rebuilt for every round (`rebuilt`).
+Each rung is checked first (its loss and gradients against the first rung's, within a tolerance for
+its precision), then timed in rounds that alternate it with the rung below and with the same rung on
+other attentions. A rung that fails is recorded with its reason, and the next one builds on the last
+that worked. `batch` tries larger batches until one does not fit or tokens per second stop rising,
+and keeps the best; `checkpoint` does the same with those that did not fit. Steps that do not fit in
+memory together are rebuilt for every round (`rebuilt`).
 
 Records have the labels rung, precision, attention, batch_size, checkpoint and side (`rung`,
 `before` for the one below it, `other` for another attention): `time` and `token_time` (ms per step
-and per token; wall clock, and device time except for `before`). Without side: `compile_time` (what
-the first steps take beyond a later one: compilation, capture), `peak_memory`, `energy_per_token`,
-`loss_error` and `gradient_error` with their `loss_tolerance` and `gradient_tolerance`, `flops`
-(matmuls of the model, causal half of attention, recomputation not counted), `tokens`, and
-`tried_throughput` of every batch tried.
+and per token; wall clock, and device time except for `before`). Without side: `compile_time` (by
+how much the first steps exceed a later one: compilation, capture), `peak_memory`,
+`energy_per_token`, `loss_error` and `gradient_error` with their `loss_tolerance` and
+`gradient_tolerance`, `flops` (matmuls of the model, causal half of attention, recomputation not
+counted), `tokens`, and `tried_throughput` of every batch tried.
 """
 
 import time
@@ -91,14 +91,14 @@ class Ladder:
         """Steps with a wall time, by rung and name, and whether they were rebuilt for it."""
 
     def outcome(self) -> Outcome:
-        """All records; if no rung ran, the status of the first."""
+        """All records; if no rung worked, the status and reason of the first failure."""
         failed = next((record for record in self.records if record["status"] != "ok"), None)
         if self._below is None and failed is not None:
             return without_numbers(failed["status"], failed["reason"])
         return Outcome(measurements=self.records)
 
     def climb(self, name: str) -> None:
-        """Measure the rung of that name on top of the last that worked."""
+        """Measure the named rung on top of the last one that worked."""
         base = self._trainer.shape.batch
         larger = [batch // base for batch in self._asked["batches"] if batch > base]
         if name == "batch":
@@ -152,7 +152,7 @@ class Ladder:
         for copies in candidates:
             rate = self._try(larger(copies=copies))
             if rate is None:
-                # With more memory a larger batch would help only if the last one still did.
+                # Checkpointing is worth trying only if the last batch that fit was still a gain.
                 self._full = [] if misses else [each for each in candidates if each >= copies]
                 break
             misses = 0 if rate > WORTHWHILE * max(rates.values(), default=0.0) else misses + 1
@@ -169,7 +169,7 @@ class Ladder:
             self.records += variants.records
 
     def _try(self, rung: Rung) -> float | None:
-        """Tokens per second of a batch, or None if it does not fit."""
+        """Tokens per second of a batch, or None if the attempt failed."""
         variants = self._variants({rung.name: rung})
         rate = None
         with variants.attempt(rung.name):
@@ -228,7 +228,7 @@ class Ladder:
             )
 
     def _time(self, own: str, steps: Mapping[str, RungStep], rebuilt: bool) -> bool:
-        """Rounds of the rung, the one below and its other attentions; whether it was rebuilt."""
+        """Time the rung, the one below and its other attentions; return whether it was rebuilt."""
         running = dict(steps) if self._below is None else {BELOW: self._below, **steps}
         times = None if rebuilt else self._rounds(running)
         rebuilt = times is None
@@ -239,7 +239,7 @@ class Ladder:
 
     @measuring()
     def time_device(self) -> None:
-        """Device time of every step, when all wall times are known."""
+        """Record device times, after all wall times: profiling slows down later launches."""
         if self._below is not None:
             self._below.close()
         for own, name, step, rebuilt in self._timed:
@@ -254,7 +254,7 @@ class Ladder:
     def _record(
         self, own: str, name: str, step: RungStep, measured: Measurement, rebuilt: bool
     ) -> None:
-        """Times of a step and of a token, in the rounds of the rung `own`."""
+        """Record times per step and per token, taken in the rounds of the rung `own`."""
         side = {BELOW: "before", own: "rung"}.get(name, "other")
         labels = step.rung.labels(self._trainer.shape.batch)
         labels |= {"rung": own, "side": side, "rebuilt": rebuilt}
@@ -263,7 +263,7 @@ class Ladder:
         self.records += [timed(measured, **labels), timed(per_token, "token_time", **labels)]
 
     def _rounds(self, running: Mapping[str, RungStep]) -> dict[str, Measurement] | None:
-        """Rounds of steps that are all in memory; None if they do not fit next to each other."""
+        """Alternate steps that are all in memory; None if they do not fit together."""
         numbers = count()
 
         def one_round(clock: PhaseClock) -> None:

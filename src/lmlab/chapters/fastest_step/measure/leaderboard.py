@@ -1,14 +1,14 @@
-"""The course's 2026 leaderboard: a step of an 8B shape at a long sequence, on one GPU.
+"""The course's 2026 leaderboard: a step of an 8B-shaped model on a long sequence, on one GPU.
 
-The whole model does not fit on one GPU with its optimizer, so as many layers are taken as do. Rungs
-are climbed with a few layers first, each trick of its own; from the first on, attention is fused
-and activations are checkpointed, without which this sequence fits nowhere. Then peaks of two
-shallow models, which grow linearly with depth, say how deep a third may be; if that does not fit,
-one layer fewer is tried until it does. Every try is recorded.
+The whole model and its optimizer state may not fit on one GPU, so as many layers are used as fit.
+The rungs are first measured with a few layers, all with fused attention and checkpointed
+activations, without which this sequence does not fit at all. Then the peaks of two shallow models
+predict how deep a third may be, since memory grows linearly with depth; if that does not fit, one
+layer fewer is tried until one does. Every attempt is recorded.
 
-Records as of `ladder` for the rungs; per number of layers (label `layers`) `time`,
-`peak_memory`, or the reason why it did not fit; `layer_time`, the time that each further layer
-takes; `layers` and `throughput` of the deepest.
+Records: those of `ladder` for the rungs, without device times; per number of layers (label
+`layers`) `time` and `peak_memory`, or why it did not fit; `layer_time`, the time that each further
+layer adds; `layers` and `throughput` of the deepest.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ def deepest(
 def step_at(
     depth: int, shape: ModelShape, rung: Rung, asked: Mapping[str, Any], device: torch.device
 ) -> tuple[tuple[float, int] | None, list[Record]]:
-    """Step time and peak of a depth, or the reason why it does not fit."""
+    """Step time and peak memory at a depth, None if it failed, and the records of the attempt."""
     variants = Variants({"deepest": {"layers": depth}}, device)
     found = None
     with variants.attempt("deepest"):

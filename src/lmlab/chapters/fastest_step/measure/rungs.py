@@ -34,7 +34,7 @@ class Rung:
     checkpoint: str = "none"
 
     def labels(self, batch: int) -> dict[str, Any]:
-        """What identifies its records."""
+        """Labels that identify its records."""
         return {
             "rung": self.name,
             "precision": self.precision,
@@ -59,7 +59,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def next_rung(below: Rung, name: str, attention: str) -> Rung:
-    """The rung of that name on top of another one."""
+    """The named rung, on top of the one below."""
     change = {"attention": attention} if name == "attention" else CHANGES[name]
     return replace(below, name=name, **change)
 
@@ -71,7 +71,7 @@ def shape_of(asked: Mapping[str, Any], **changed: int) -> ModelShape:
 
 
 def refuse(rung: Rung, asked: Mapping[str, Any], device: torch.device) -> None:
-    """Raise `Unsupported` if the rung has no meaning on this device."""
+    """Raise `Unsupported` if the rung is not measured on this device."""
     if reason := why_unsupported(rung.precision, device):
         raise Unsupported(reason)
     head_dim = asked["d_model"] // asked["num_heads"]

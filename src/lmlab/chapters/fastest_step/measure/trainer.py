@@ -1,10 +1,10 @@
 """One model's weights and optimizer state, on which every rung runs its training step.
 
-Two copies of a large model do not fit. So all rungs share the fp32 weights and both moments; what a
-rung adds (compiled blocks, a bf16 copy of the weights, a captured graph) is freed with it.
+Two copies of a large model do not fit, so all rungs share the fp32 weights and both moments, and a
+bf16 copy of the weights once a rung needs it. A rung's gradients and graph are freed with it.
 
-The learning rate is zero: the work is the same, and every rung is checked against the same fp32
-loss and gradients, whenever it runs. Larger batches repeat the first one, which changes neither.
+The learning rate is zero: the work is the same but the weights never change, so every rung can be
+checked against the same loss and gradients. Larger batches repeat the first, which changes neither.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -41,8 +41,8 @@ def run_block(block: nn.Module, x: Tensor) -> Any:
 
 @cache
 def compiled_block(shape: ModelShape, *rung: object) -> Callable[..., Tensor]:
-    """The compiled block for one shape and what else its code depends on; a copy of the function
-    for each, or a second shape would be a recompilation."""
+    """The compiled block for one shape and the rung settings that its code depends on. Each has its
+    own copy of the function, since a second shape would be a recompilation."""
     own = FunctionType(run_block.__code__.replace(), run_block.__globals__)
     return torch.compile(own, fullgraph=True, dynamic=False)
 
@@ -77,7 +77,7 @@ class Trainer:
         return self._models[rung.narrow]
 
     def batch(self, copies: int) -> tuple[Tensor, Tensor]:
-        """Random tokens and their successors, the whole batch repeated."""
+        """Random tokens and their successors, the batch repeated `copies` times."""
         tokens = self._tokens.repeat(copies, 1)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -92,7 +92,7 @@ class Trainer:
         return optimizer
 
     def shared_bytes(self, rung: Rung) -> int:
-        """Bytes of the shared tensors that the rung needs and that exist already."""
+        """Bytes of the shared tensors that the rung uses and that are already allocated."""
         tensors = [*self.masters, *(m for pair in self._moments for m in pair)]
         if rung.narrow and True in self._models:
             tensors += self._models[True].parameters()
@@ -110,7 +110,7 @@ class Trainer:
 
 
 class RungStep:
-    """The training step of one rung; `close` frees what it added."""
+    """The training step of one rung; `close` frees its graph and gradients."""
 
     def __init__(self, trainer: Trainer, rung: Rung) -> None:
         self.rung, self._trainer = rung, trainer
@@ -144,8 +144,8 @@ class RungStep:
         return found
 
     def capture(self) -> None:
-        """Record forward and backward as a graph, if the rung asks for one and it does not exist;
-        the optimizer is a single launch already."""
+        """Capture forward and backward as a CUDA graph, if the rung uses one and has not captured
+        it yet; the fused optimizer is already a single launch."""
         if not self.rung.graph or self._graph is not None:
             return
         with self.selected():
@@ -171,7 +171,7 @@ class RungStep:
 
     @contextmanager
     def selected(self) -> Iterator[None]:
-        """Set the model up for this rung, and leave it as it was."""
+        """Run the block with the model set up for this rung."""
         rung, model = self.rung, self._model
         attention = registry.load(rung.attention)
         blocks: list[Any] = list(model.layers)

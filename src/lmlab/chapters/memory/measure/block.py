@@ -1,14 +1,14 @@
-"""One block by itself: what it saves for backward, operation by operation, and its gradients.
+"""One isolated block: what it saves for backward, operation by operation, and its gradients.
 
-The block is the only one of a model with one layer, so that the largest sizes fit at long contexts,
-and its input is a random residual stream. Hooks see every tensor that autograd saves; a storage
-counts once, however many operations save it, and parameters and buffers do not count. In eager mode
-the observer knows which operation made each storage.
+The block is taken from a one-layer model, so that the largest sizes fit at long contexts, and its
+input is a random residual stream. Hooks see every tensor that autograd saves; a storage counts
+once, however many operations save it, and parameters and buffers do not count. In eager mode the
+observer knows which operation allocated each storage.
 
 Records: `saved_for_backward`, `gradients` and, on a GPU, `peak_memory` (of forward and backward,
-above what existed before) per `variant`, eager or compiled; `saved_by_operation` per `operation`
-and `origin` with its `count` and `share`, eager only; by the cost model `predicted_saved` and
-`expected_gradients`, four bytes for each parameter of the block.
+above the memory in use before) per `variant`, eager or compiled; `saved_by_operation` per
+`operation` and `origin` with its `count` and `share`, eager only; from the cost model
+`predicted_saved` and `expected_gradients` (four bytes per parameter of the block).
 """
 
 from collections import defaultdict
@@ -50,7 +50,7 @@ class Forward:
             return self.block(self.x)
 
     def backward(self) -> int:
-        """Forward and backward; bytes of the parameters' gradients, which are then dropped."""
+        """Run forward and backward, drop the gradients, and return those of parameters in bytes."""
         output = self()
         output.backward(torch.ones_like(output))
         found = [p.grad.untyped_storage().nbytes() for p in self.parameters if p.grad is not None]
@@ -88,7 +88,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def by_operation(saved: dict[int, int], observer: Observer) -> Iterator[Record]:
-    """What was saved by the operation that made it, largest first."""
+    """Saved bytes grouped by the operation that allocated them, largest first."""
     made = {storage.address: storage for storage in observer.storages}  # the last at an address
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for address, size in saved.items():
@@ -111,7 +111,7 @@ def _variant_records(
 ) -> list[Record]:
     """Saved bytes, gradients, and the peak of both passes where the device counts it."""
     numbers = {"saved_for_backward_bytes": sum(saved.values())}
-    numbers["gradients_bytes"] = forward.backward()  # workspaces of kernels exist from now on
+    numbers["gradients_bytes"] = forward.backward()  # also allocates kernel workspaces
     shared.empty_allocator(device)
     before = peak_memory_bytes(device)
     if before is not None:
@@ -124,7 +124,7 @@ def _variant_records(
 def _compiled_records(
     forward: Forward, known: Sequence[Tensor], device: torch.device
 ) -> list[Record]:
-    """The same of the compiled block; a compiler that does not work is a reason."""
+    """The same for the compiled block; a compiler failure becomes a record with the reason."""
     try:
         return _variant_records("compiled", forward, saved_storages(forward, known), device)
     except Exception as error:  # a missing compiler can fail in any way

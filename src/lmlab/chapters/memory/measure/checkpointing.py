@@ -1,16 +1,16 @@
-"""Activation checkpointing on one model: strategies as variants of one point, peak and time each.
+"""Activation checkpointing on one model: peak memory and step time of every strategy.
 
-All strategies share one process (weights, optimizer, batch), in rounds that visit every one. A
-visit empties the allocator (one strategy's cached blocks fit another badly), runs one step to fill
-it again and times the next ones; the peak is read from the timed steps. Device time comes at the
-end. A CPU has no counter of peaks, so there one more step is recorded. Before anything is timed,
-each strategy's gradients are compared with those of the first one on a short batch: a wrong one
-gets no time.
+All strategies share one process (weights, optimizer, batch), and each round visits every strategy.
+A visit empties the allocator (blocks cached by one strategy suit another badly), runs one untimed
+step to refill it, then times the next ones; the peak is that of the whole visit. Device time is
+profiled at the end. A CPU has no peak counter, so one more step is recorded there. Before anything
+is timed, gradient norms on a short batch are compared with those of the first strategy; a strategy
+that differs is not timed.
 
-Records per `variant`, with its `kind` (none, every, nested) and the `blocks` of a segment: `time`,
-`peak_memory`, `saved_for_backward` (what forward leaves: inputs of segments, and what the head and
-the loss save), `predicted_peak` and `predicted_live`; the variant `best predicted` is the segment
-that the cost model would choose. Once per point: `stream_bytes`, the size of one input.
+Records per `variant`, with its `kind` (none, every, nested) and the `blocks` per segment: `time`,
+`peak_memory`, `saved_for_backward` (held after forward: segment inputs, and what the head and the
+loss save), `predicted_peak` and `predicted_live`; the variant `best predicted` is the segment
+length that the cost model would choose. Once per point: `stream_bytes`, the size of one input.
 """
 
 import time
@@ -41,7 +41,7 @@ from lmlab.model.loss import cross_entropy
 from lmlab.study.points import Point
 
 CHECKED_TOKENS = 128
-# Two runs of the same kernels differ by the order in which the embedding adds its rows.
+# Even identical runs differ: the embedding's backward adds rows in a nondeterministic order.
 SAME_GRADIENTS_WITHIN = 1e-3
 BEST_PREDICTED = "best predicted"
 
@@ -89,7 +89,7 @@ class Compared:
         self._step = Step(workload, self._model, device)
 
     def check_gradients(self) -> None:
-        """Stop every strategy whose gradients are not those of the first."""
+        """Stop every strategy whose gradient norms differ from those of the first."""
         found = {name: self.gradient_norms(run.strategy) for name, run in self._runs.items()}
         first, expected = next(iter(found.items()))
         for name, norms in found.items():
@@ -123,13 +123,13 @@ class Compared:
                 self.visit(run, settings["steps"])
 
     def _start_over(self) -> None:
-        """Release gradients, what forward left if backward never finished, and the cache."""
+        """Release gradients, the graph of an unfinished step, and cached memory."""
         self._step.zero_grad()
         vars(self._step)["_loss"] = None
         shared.empty_allocator(self._device)
 
     def visit(self, run: Run, steps: int) -> None:
-        """One untimed step, noting what its forward pass leaves, and then the timed ones."""
+        """Run one untimed step, noting what its forward pass saves, then the timed steps."""
         self._start_over()
         with checkpointed(self._model, run.strategy):
             for name, phase in self._step.phases():
@@ -172,7 +172,7 @@ class Compared:
             run.saved_bytes = totals[forward.end] - totals[forward.start]
 
     def outcome(self) -> Outcome:
-        """Time and memory of every strategy in their order, or why it has neither."""
+        """Records of every strategy, in order: time and memory, or the reason it has neither."""
         variants, order = self._variants, list(self._runs)
         variants.records += [{**each, "quantity": "peak_memory"} for each in variants.records]
         for name in variants.running:

@@ -1,4 +1,4 @@
-"""The modes of `timeline` with one sequence, at contexts that a batch of several does not reach."""
+"""The modes of `timeline` at batch 1, for contexts that larger batches cannot reach."""
 
 from lmlab.chapters.memory.measure.timeline import measure
 

@@ -1,4 +1,4 @@
-"""What the topics have in common: the step that they run, and what is in memory."""
+"""Helpers shared by the memory topics: cost-model inputs, the allocator, known tensors."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 def for_cost_model(workload: Workload, device: torch.device) -> dict[str, Any] | None:
-    """What the cost model's functions take; None for a model or attention that it does not know."""
+    """Keyword arguments for the cost model; None for a model or attention it does not cover."""
     if not workload.is_ours or workload.attention != OWN_ATTENTION:
         return None
     return {"shape": workload.shape, "precision": workload.precision.name, "device": device.type}
@@ -41,7 +41,7 @@ def empty_allocator(device: torch.device) -> None:
 
 
 def known_tensors(model: nn.Module, step: Step) -> dict[int, KnownTensor]:
-    """Tensors at known addresses now: the model, its gradients, optimizer state, batch."""
+    """Live tensors by address: weights, buffers, gradients, optimizer state, batch."""
     return {
         address_of(tensor): KnownTensor(
             category=category, name=name, size=tensor.untyped_storage().nbytes()

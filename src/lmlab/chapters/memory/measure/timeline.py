@@ -46,7 +46,7 @@ MODES = (
 def measure(point: Point, device: torch.device) -> Outcome:
     """All modes of one size, context and precision."""
     workload = workload_of(point, mode="train_step")
-    # What exists now is never garbage, and searching it repeatedly takes longer than a step.
+    # Objects that exist now are never garbage, and scanning them repeatedly outlasts a step.
     with tf32_allowed(workload.precision.tf32), collector_paused():
         torch.empty(1, device=device)  # creates the device's context
         shared.empty_allocator(device)
@@ -75,7 +75,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 def _mode(
     mode: Mode, workload: Workload, model: nn.Module, point: Point, device: torch.device
 ) -> tuple[list[Record], dict[str, Any]]:
-    """Records of one mode, and its timeline by its name if it was tried."""
+    """Records of one mode, and its timeline keyed by mode name unless the mode was skipped."""
     asked = shared.for_cost_model(workload, device)
     predicted = peak.predicted_peak(**asked, mode=mode.name) if asked else None
     records = shared.predicted_records(predicted, mode=mode.name)
@@ -108,7 +108,7 @@ def _mode(
 def _recorded(
     mode: Mode, recording: Recording, workload: Workload, allocator_peak: int | None
 ) -> tuple[list[Record], dict[str, Any]]:
-    """Everything about a recorded mode; one that ran out of memory has no peak but a reason."""
+    """Records and timeline of one mode; if it ran out of memory, a reason replaces the peak."""
     shape, labels = workload.shape, {"mode": mode.name}
     summary = summarize(
         recording,
@@ -154,14 +154,14 @@ def _live_records(summary: Mapping[str, Any], **where: str) -> list[Record]:
 
 
 def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Which line made it; autograd's own thread runs no line of the program."""
+    """Labels with the source line of an allocation; autograd's thread runs no Python line."""
     line = "no line" if row["file"] is None else f"{row['file']}:{row['line']} {row['function']}"
     labels = {key: row[key] for key in ("category", "phase", "count")} | {"origin": line}
     return labels | ({"what": row["what"], "total_bytes": row["bytes"]} if "what" in row else {})
 
 
 def accounting_records(accounting: Mapping[str, Any], **labels: str) -> list[Record]:
-    """The device's memory by layer; what is not bytes keeps its own name."""
+    """Device memory by layer; fields that are not bytes become quantities of their own name."""
     known = {name: found for name, found in accounting.items() if found is not None}
     layers = {k.removesuffix("_bytes"): n for k, n in known.items() if k.endswith("_bytes")}
     others = {name: n for name, n in known.items() if not name.endswith("_bytes")}
@@ -170,8 +170,8 @@ def accounting_records(accounting: Mapping[str, Any], **labels: str) -> list[Rec
 
 @measuring()
 def _warm_up(step: Step, mode: Mode, device: torch.device) -> int | None:
-    """One step unrecorded; its peak, or None on a CPU. If it runs out of memory, so does the
-    recorded one after it, which then gives the reason."""
+    """Run one unrecorded step; returns its peak, or None on a CPU. If it runs out of memory, so
+    does the recorded step, which then gives the reason."""
     try:
         for _, run in mode.phases(step):
             run()
@@ -180,7 +180,7 @@ def _warm_up(step: Step, mode: Mode, device: torch.device) -> int | None:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-    # The error, whose traceback kept tensors alive, is gone; and what forward left goes too.
+    # The error is gone, and with it the traceback that kept tensors alive; drop the graph, too.
     vars(step)["_loss"] = None
     return None
 
@@ -197,7 +197,7 @@ def too_large(predicted: peak.Stage | None, device: torch.device) -> str | None:
 
 
 def save_snapshot(recording: Recording, point: Point, mode: str) -> str | None:
-    """The snapshot as torch's viewer opens it: where asked for, and always when memory ran out."""
+    """Save the snapshot for torch's memory viewer, if requested or if memory ran out."""
     wanted = point.settings["keep_snapshots"] or recording.out_of_memory is not None
     if recording.snapshot is None or not wanted:
         return None

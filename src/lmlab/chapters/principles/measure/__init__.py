@@ -1,6 +1,6 @@
 """Six principles of fast GPU code, one module each.
 
-A principle is a pair of small programs that differ in that one thing.
+Each is shown by a pair of small programs that differ in nothing else.
 """
 
 from functools import partial

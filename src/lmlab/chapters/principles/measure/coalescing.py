@@ -1,9 +1,9 @@
 """Coalescing: neighboring threads should read neighboring addresses.
 
-A copy of every stride-th number, whose useful bytes stay the same while the sectors they lie in
-become more, and sums over the rows and over the columns of a row-major matrix by the same program;
-then column sums with a tile of columns per program, which reads whole sectors. On a CPU the same
-run as PyTorch operations. Bytes are those that are needed: the rate is the effective bandwidth.
+One kernel copies every stride-th number: the useful bytes stay the same, but are spread over more
+sectors. Another sums the rows or the columns of a row-major matrix; given a tile of columns per
+program, it reads whole sectors for column sums too. A CPU runs both as PyTorch operations. Only
+useful bytes are counted, so the rate is the effective bandwidth.
 """
 
 from functools import partial

@@ -3,8 +3,8 @@
 A warp has one instruction stream: with n distinct branches inside every warp it takes n times as
 long. If all threads of a warp take the same branch, any number of branches costs nothing. Triton
 has no per-thread branches, so the kernel is CUDA, compiled at run time by NVRTC through PyTorch.
-Both programs do the same work on the same numbers: thread i runs branch (i mod n), or (warp of i
-mod n), and each branch is a loop of its own with its own constants.
+Both programs do the same work on the same numbers: branch i mod n is taken by thread i in one, by
+warp i in the other, and each branch is a loop of its own with its own constant.
 """
 
 from functools import partial
@@ -59,7 +59,7 @@ def expected(x: Tensor, branches: int, per_warp: bool) -> Tensor:
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """1 to 32 branches, split inside every warp and between warps."""
+    """Each number of branches, split within every warp and between warps."""
     compile_kernel = getattr(torch.cuda, "_compile_kernel", None)
     if device.type != "cuda":
         raise Unsupported("a CPU has no warps")

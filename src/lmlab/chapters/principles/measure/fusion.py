@@ -5,8 +5,8 @@ back. Fused, the chain reads and writes once, whether torch.compile generates th
 it. Two chains: RMSNorm, and bias + GELU + dropout + residual. Bytes are those that a fused kernel
 must move: inputs read once, results written once.
 
-Dropout draws other random numbers in each program, so an element is right if it is either kept or
-dropped, and the share of those dropped must be the asked one.
+Dropout draws different random numbers in each program, so an element is correct if it matches the
+kept or the dropped value, and the dropped share must match the dropout probability.
 """
 
 from contextlib import nullcontext
@@ -38,18 +38,18 @@ PASSES = {"RMSNorm": 2, "GELU chain": 3}
 
 
 def eager_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """As the model's RMSNorm."""
+    """RMSNorm as in the model."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * weight).to(x.dtype)
 
 
 def eager_chain(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """Four operations."""
+    """Bias, GELU, dropout and residual, each an operation of its own."""
     return residual + F.dropout(F.gelu(x + bias, approximate="tanh"), P)
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
-    """Both chains: eager, compiled at the last shape where the study compiles, and ours."""
+    """Both chains: eager, ours, and, if the study compiles, compiled at the largest width."""
     asked = asked_of(point)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     make = partial(torch.randn, device=device, dtype=dtype)
@@ -85,15 +85,15 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def norm_error(x: Tensor, weight: Tensor, found: Tensor) -> float:
-    """Against float64."""
+    """Relative error against float64."""
     return relative_error(found, eager_norm(x.double(), weight.double()))
 
 
 def chain_error(x: Tensor, bias: Tensor, residual: Tensor, found: Tensor) -> float:
-    """Distance to the nearer of kept and dropped, or the error of the share dropped."""
+    """The larger of two errors: to the nearer of kept and dropped, and of the dropped share."""
     found, base = found.double(), residual.double()
     gelu = F.gelu(x.double() + bias.double(), approximate="tanh") / (1 - P)
     dropped = (found - base).abs() < (found - base - gelu).abs()
     error = relative_error(torch.where(dropped, found, found - gelu), base)
-    clear = gelu.abs() > CLEAR  # of the others both look alike
+    clear = gelu.abs() > CLEAR  # near zero, kept and dropped look alike
     return max(error, abs(dropped[clear].double().mean().item() - P))

@@ -1,8 +1,8 @@
 """Low precision: fewer bits per number mean more numbers per second, and larger errors.
 
 Tensor cores multiply 16-bit numbers at twice the rate of TF32 and 8-bit ones at twice that again;
-plain fp32 uses the ordinary cores. Square matrices of each type and size are multiplied; the error
-of the first rows is taken against float64, from the same fp32 numbers that each type rounds first.
+plain fp32 uses the ordinary cores. Square matrices of each type and size are multiplied, rounded
+from the same fp32 numbers; errors are taken on the first rows, against their float64 product.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def measure(point: Point, device: torch.device) -> Outcome:
 
 
 def why_not(name: str, device: torch.device) -> str | None:
-    """Why the type is not multiplied here."""
+    """Why the type is not measured here, or None."""
     if name == FP8:
         fits = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
         return None if fits else "fp8 needs an NVIDIA GPU of compute capability 8.9 or newer"

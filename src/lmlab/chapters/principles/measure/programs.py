@@ -1,9 +1,9 @@
 """Programs that are checked first and then timed against each other by the kernel clock.
 
-Records of every topic, with the labels variant, series (which line of the figure it belongs to), x
-(its place on the line) and pair (`with` and `without` the principle, for the two programs whose
-ratio is quoted): `time`, and what is known of `bytes`, `flops`, `launches`, `error` (relative, to a
-reference), `peak_memory` (above what exists before) and `saved_bytes`.
+Records of every topic, with the labels variant, series (its line in the figure), x (its position on
+the line) and pair (`with` or `without` the principle, for the two programs whose ratio is quoted):
+`time` and, where known, `bytes`, `flops`, `launches`, `error` (relative to a reference),
+`peak_memory` (above what was allocated before) and `saved_bytes`.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class Program:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """Where it belongs, as far as that is given."""
+        """The labels that are set."""
         labels = {"series": self.series, "x": self.x, "pair": self.pair, "part": self.part}
         return {name: label for name, label in labels.items() if label}
 
@@ -63,7 +63,7 @@ def asked_of(point: Point) -> dict[str, Any]:
 def compare(
     programs: Mapping[str, Program], settings: Mapping[str, Any], device: torch.device
 ) -> Variants:
-    """Check every program, then time those that are right in turns."""
+    """Check every program, then time those that pass, interleaved."""
     variants = Variants({name: each.labels for name, each in programs.items()}, device)
     for name, each in programs.items():
         with variants.attempt(name):
@@ -101,6 +101,6 @@ def _try(variants: Variants, name: str, program: Program) -> None:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm, in float64; of the rows that are expected."""
+    """Norm of the difference over the norm of `expected`, in float64, over its rows only."""
     exact = expected.double()
     return ((found[: len(exact)].double() - exact).norm() / exact.norm()).item()

@@ -1,9 +1,9 @@
 """Recomputation: keep activations for backward, or compute them again.
 
-A stack of feed-forward blocks over depth. Stored, every block keeps its activations until backward
-reaches it: memory grows with depth. Recomputed, each block keeps its input alone and runs forward a
-second time in backward: a third more arithmetic, and a fraction of the memory. Peak memory comes
-from the allocator on a GPU; the bytes saved for backward are counted everywhere.
+A stack of feed-forward blocks at several depths. Stored, every block keeps its activations until
+backward reaches it: memory grows with depth. Recomputed, each block keeps only its input and runs
+forward a second time in backward: a third more arithmetic, and a fraction of the memory. Peak
+memory comes from the GPU's allocator; the bytes saved for backward are counted on any device.
 """
 
 from functools import partial

@@ -1,10 +1,9 @@
 """Tiling: a matmul in larger tiles loads each number less often.
 
 A tile of t x t results loads 2 t numbers for every t^2 multiplications: t / 2 FLOPs per byte in
-bf16. Small tiles are bound by loads, large ones by the tensor cores, until a tile needs more
-registers and shared memory than lets enough blocks run on an SM. Each tile is measured with
-row-major order of programs and with groups of rows that share what is in the L2, and against
-cuBLAS.
+bf16. Small tiles are bound by loads, large ones by the tensor cores, until a tile needs so many
+registers or so much shared memory that too few blocks fit on an SM. Each tile is measured with
+programs in row-major order and in groups of rows that share data in the L2; cuBLAS is measured too.
 
 How many blocks fit on an SM comes from the driver (`blocks_per_sm`); `limit` names the resource
 that runs out first, from what the compiled kernel takes (`registers`, `shared_memory`, `warps`).
@@ -99,7 +98,7 @@ def resources_of(kernel: Any, tile: str, warps: int, device: torch.device) -> li
 
 
 def blocks_per_sm(kernel: Any, threads: int, shared: int) -> int | None:
-    """As the CUDA driver computes it; None where it cannot be asked."""
+    """Occupancy as the CUDA driver computes it; None if the driver gives no answer."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
