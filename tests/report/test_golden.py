@@ -21,12 +21,12 @@ GOLDEN = ROOT / "tests" / "golden"
 H200 = Path("docs/nvidia-h200")
 WORDS = 5000
 MARKDOWN_BYTES, FIGURE_BYTES, EXPLORER_BYTES = 200_000, 300_000, 5_000_000
-BULLET_WORDS, TABLE_ROWS = 120, 10
+BULLET_WORDS, ANSWER_SENTENCES, TABLE_ROWS = 120, 2, 10
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)]+)\)")
 
 
 def render(folder: Path, results: Path, machine: str, device: str, study: str, out: str) -> Path:
-    """The report as the workflow writes it, from a folder that sees the results."""
+    """The report as the workflow writes it, from a folder that links to the results."""
     (folder / "results").symlink_to(results)
     with contextlib.chdir(folder):
         faults = report(config(study=study), machine, device, Path("results"), Path(out))
@@ -75,7 +75,9 @@ def test_the_front_page_is_short() -> None:
         question = section.splitlines()[0]
         rows = [line for line in section.splitlines() if line.startswith("|")]
         rules = [line for line in rows if set(line) <= set("|-: ")]
-        assert section.split("\n\n")[1].startswith("**"), question
+        answer = section.split("\n\n")[1]
+        assert answer.startswith("**"), question
+        assert len(re.split(r"(?<=[.?!]) ", answer)) <= ANSWER_SENTENCES, question
         assert len(rules) <= 1, question
         assert len(rows) <= TABLE_ROWS + 2, question
         assert section.count("![") <= 1, question
