@@ -1,8 +1,8 @@
 """The study, the machine, and what makes a result stale.
 
 A measurement has no input files. What it depends on (the point, the code it runs, the version of
-torch) is given as params: touching a file reruns nothing, an edit reruns what it reaches, and a
-fresh clone, whose file times mean nothing, reruns nothing at all.
+torch) is passed as params: touching a file reruns nothing, and an edit reruns the points that run
+the edited code. A clone has no record of params: its results are judged by what they hold.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from snakemake.jobs import GroupJob, Job
 
-# This file's own checkout, also when workflow/Snakefile or a module includes it.
+# This file's own checkout, even when workflow/Snakefile or a module includes it.
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -50,14 +50,14 @@ RESULTS = "results"
 
 
 def stop(message):
-    """End with one line: a wrong configuration needs no traceback."""
+    """Exit with one line: a wrong configuration needs no traceback."""
     print(message, file=sys.stderr)
     sys.exit(1)
 
 
 HERE = find_machine()
 TORCH = version("torch")  # without importing it
-# Keys that a module was not given belong to the workflow that uses it.
+# In a module, keys that its own config lacks belong to the workflow that uses it.
 TYPED = config_file.typed(workflow.config_settings.config)
 update_config(config, {key: value for key, value in TYPED.items() if key in config})
 try:
@@ -81,8 +81,8 @@ PATHS = {
 }
 PAGES = [f"{REPORT}/{page}.md" for page in ("writeup", "index", *map("chapters/{}".format, PATHS))]
 
-# On a cluster nothing may outlive a point's job step, so a helper would wait for nobody; and there
-# is no time budget.
+# On a cluster nothing may outlive a point's job step, so a warm-start helper could not be reused;
+# and there is no time budget.
 if workflow.remote_exec:
     os.environ.setdefault("LMLAB_WARM_START", "0")
 elif MEASURING:
@@ -95,7 +95,7 @@ wildcard_constraints:
 
 
 def stem_of(chapter):
-    """Where a chapter's results lie below a machine's folder, without a suffix."""
+    """Path of a chapter's results below a machine's folder, as a pattern without suffix."""
     return f"{chapter}/{{point}}" if POINTS[PATHS[chapter][0]].parameters else chapter
 
 
@@ -117,10 +117,10 @@ def point_at(chapter, wildcards):
     return POINTS[path]
 
 
-# Both are functions of the wildcards alone. Snakemake leaves a param that also takes the output out
-# of its records, and then it never makes anything stale.
+# Both functions take only the wildcards. Snakemake does not record a param whose function also
+# takes the output, so such a param never makes anything stale.
 def point_json(chapter):
-    """The point as the job is given it."""
+    """The point as JSON, as the job receives it."""
     return lambda wildcards: point_at(chapter, wildcards).to_json()
 
 
@@ -129,15 +129,15 @@ def made_with(chapter):
     return lambda wildcards: (f"code {fingerprint(point_at(chapter, wildcards))}, torch {TORCH}")
 
 
-# The rest takes the output on purpose: a checkout that moved or another Python reruns nothing.
+# The rest takes the output on purpose: moving the checkout or changing Python reruns nothing.
 def unrecorded(*arguments):
-    """Arguments of a command, quoted for the shell."""
+    """Shell-quoted arguments, as a param that Snakemake does not record."""
     command = shlex.join(arguments)
     return lambda wildcards, output: command
 
 
 def script(name):
-    """How a script of this workflow is called."""
+    """The command that runs a script of this workflow."""
     return unrecorded(sys.executable, str(ROOT / "workflow" / "scripts" / name))
 
 
@@ -150,19 +150,19 @@ def ignore_budget(chapter):
 
 
 def on_each_node(wildcards, output):
-    """The command that starts the one after it on every node."""
+    """The command prefix that runs the rest of the line on every node."""
     return STUDY.ranks["on_each_node"]
 
 
 def torchrun(chapter):
-    """Options of torchrun; where nodes meet moves no number, and how many there are is in the point."""
+    """torchrun options, unrecorded: the endpoint moves no number; the point has the node count."""
     return lambda wildcards, output: " ".join(
         torchrun_args(point_at(chapter, wildcards), STUDY.ranks)
     )
 
 
 def gpus_of(chapter):
-    """GPUs that a job of the chapter asks a cluster for on one node."""
+    """GPUs per node that a job of the chapter requests from a cluster."""
 
     def gpus(wildcards):
         point = point_at(chapter, wildcards)
@@ -199,14 +199,19 @@ def repeated():
 
 
 def report_inputs(wildcards):
-    """The results, where those that were deleted or skipped are measured again.
+    """The results. Those that are stale, deleted or skipped are measured again.
 
-    Snakemake does not make a missing file again while what depends on it is up to date: a result
-    that was deleted to be measured again would stay deleted, and so would a figure.
+    Snakemake's records do not travel with results, so in a clone it would take stale ones for
+    current. And it does not make a missing file again while what depends on it is up to date: a
+    result that was deleted to be measured again would stay deleted, and so would a figure.
     """
     force = workflow.dag.forcefiles
     if MEASURING:
-        force.update(path for path in POINTS if budget.was_skipped(Path(path)))
+        force.update(
+            path
+            for path, point in POINTS.items()
+            if state_of(point, Path(RESULTS), MACHINE, torch_version=None).due
+        )
     if Path(PAGES[0]).exists():
         force.update(path for path in results() if not Path(path).exists())
         force.update(PAGES if missing_parts(PAGES) else [])
@@ -214,22 +219,22 @@ def report_inputs(wildcards):
 
 
 def report_arguments(wildcards):
-    """What the scripts of the report are given of the study."""
+    """Arguments that describe the study to the report scripts."""
     study = {"config": json.dumps(config), "machine": MACHINE}
     study["device"] = SELECTION.device
     return shlex.join(word for key, value in study.items() for word in (f"--{key}", value))
 
 
 def files_of(folder):
-    """Files below a folder of the checkout, by relative path: an absolute one changes in a move."""
+    """Files below a folder of the checkout, by relative path, so that moving it changes nothing."""
     return sorted(os.path.relpath(path) for path in folder.rglob("*") if path.is_file())
 
 
 async def keep_current(job, skip_outputs=(), cleanup=Job.cleanup):
-    """Snakemake's clean-up after a failed job, which spares results that are complete and current.
+    """Clean up after a failed job as Snakemake does, but keep results that are current.
 
-    If one job of a group fails, Snakemake deletes what all of them made. Results are written whole
-    or not at all, so those that would not be measured otherwise now are kept.
+    If one job of a group fails, Snakemake deletes the outputs of all of them. Results are written
+    atomically, so those that exist and are not stale are kept.
     """
     points = [POINTS[output] for output in job.output if output in POINTS]
     states = [state_of(point, Path(RESULTS), MACHINE, None) for point in points]
@@ -240,7 +245,7 @@ async def keep_current(job, skip_outputs=(), cleanup=Job.cleanup):
 
 
 def log_reason(group, msg=None, log_error=GroupJob.log_error, **fields):
-    """Snakemake's message about a failed allocation, with the reason, which Snakemake leaves out."""
+    """Print why an allocation failed, which Snakemake's own message leaves out."""
     if msg:
         print(msg.partition("\n    sbatch call")[0], file=sys.stderr)
     log_error(group, msg, **fields)
@@ -248,7 +253,7 @@ def log_reason(group, msg=None, log_error=GroupJob.log_error, **fields):
 
 Job.cleanup = keep_current
 GroupJob.log_error = log_reason
-# The Slurm plugin names a job that it cannot submit by its rule; without one it waits forever.
+# If a submission fails, the Slurm plugin reads the `rule` of the job; without one it hangs.
 setattr(GroupJob, "rule", property(lambda group: next(iter(group.jobs)).rule))
 
 
@@ -259,9 +264,9 @@ onstart:
         )
     except ValueError as error:
         stop(error)
-    # Not known any earlier: with a cluster, this machine is not the one that measures.
+    # Not known any earlier: on a cluster, this machine is not the one that measures.
     if workflow.non_local_exec:
-        # A wait in the queue is not the study's time, and an allocation has a limit of its own.
+        # Queue time does not count against the budget, and an allocation has its own time limit.
         os.environ.pop(budget.VARIABLE, None)
         if config["machine"] == "auto":
             raise WorkflowError(
@@ -271,13 +276,13 @@ onstart:
 
 
 onsuccess:
-    # Snakemake's own records do not travel with results, so results are checked by what they say.
+    # Snakemake's metadata does not travel with results, so staleness is read off the results.
     torch_here = TORCH if machine_of(MACHINE) == HERE.id else None
     states = [state_of(point, Path(RESULTS), MACHINE, torch_here) for point in POINTS.values()]
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)
         print(f"{summary(states)}; {todo}", file=sys.stderr)
-    # A part that cannot be rendered costs that part, not the report.
+    # A part that could not be rendered does not fail the report, so name it here.
     rendering = Path(f"logs/{REPORT}/report.log")
     for line in rendering.read_text().splitlines() if rendering.exists() else ():
         if line.startswith("not rendered: "):

@@ -1,7 +1,7 @@
-"""Which tests are slow, and which run in one process because they share an expensive start.
+"""Which tests are slow, and which files share a worker because their setup is expensive.
 
-Modules that render many pages or start many processes are slow as a whole; single tests carry the
-mark themselves. `make test-fast` leaves both out.
+Modules that render many pages or start many processes are marked slow here, single tests where they
+are defined. `make test-fast` skips both.
 """
 
 import gc
@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.parallel.launcher import RankPool
 
-# How long an example takes depends on what else the machine does.
+# How long an example takes depends on the load of the machine.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
@@ -27,14 +27,14 @@ SLOW = (
     *("chapters/test_rank_pages.py", "cli/test_ab.py", "cli/test_compare.py"),
     *("jobs/test_launch.py", "report/test_compare_page.py", "report/test_golden.py"),
 )
-# Each line is for one process of `pytest -n`; the longest first. Other files are on their own.
+# Each group runs in one worker of `pytest -n`, longest first. Other files are scheduled singly.
 GROUPS = (
     ("workflow/test_slurm.py",),
-    # These share a measured study,
+    # These share a measured study.
     tuple(f"workflow/test_{name}.py" for name in ("command", "clone", "stale")),
-    # these a helper that has imported torch,
+    # These share a helper that has imported torch.
     ("workflow/",),
-    # and these rank processes.
+    # These share rank processes.
     ("parallel/", "chapters/test_parallel_chapters.py"),
     *(("report/test_mutations.py",), ("report/test_golden.py",), ("study/test_drawn_configs.py",)),
     *(("jobs/test_launch.py",), ("cli/test_ab.py",)),
@@ -43,7 +43,7 @@ GROUPS = (
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_not_ignored() -> None:
-    """Under nohup and in a shell's background some are, and so they would in what a test starts."""
+    """Reset signals that nohup or a background shell ignores: child processes inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -59,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def group_of(path: str) -> int:
-    """The line of `GROUPS` that a file below tests/ belongs to."""
+    """The index in `GROUPS` of a file below tests/, or `len(GROUPS)` for all other files."""
     found = (number for number, files in enumerate(GROUPS) if path.startswith(files))
     return next(found, len(GROUPS))
 
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, the files of a group go to the same process."""
+    """With `--dist loadfile`, the files of a group go to the same worker."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -91,7 +91,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_objects_to_collect() -> None:
-    """Measuring often asks for a collection, which takes a second with all modules loaded."""
+    """Measuring often runs the garbage collector, which takes a second with all modules loaded."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Watching the tensors that a block of code makes."""
+"""Observe the tensors that a block of code creates."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class NewTensors(TorchDispatchMode):
-    """Within the block, a function is called with every tensor that comes out of anything."""
+    """Within the context, calls a function with every tensor that an operator returns."""
 
     def __init__(self, seen: Callable[[Tensor], object]) -> None:
         super().__init__()

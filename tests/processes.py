@@ -1,4 +1,4 @@
-"""Other processes in tests: waiting for them, whether they are gone, git, scripts of rules."""
+"""Helpers for child processes: waiting, liveness, git, and the scripts of workflow rules."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def files_in_git(*paths: str) -> list[Path]:
-    """Files of the project that git has or would add; none where this is not a checkout."""
+    """Project files that git tracks or would add; none outside a checkout."""
     command = ["git", "ls-files", "-co", "--exclude-standard", *paths]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return [ROOT / line for line in listed.stdout.splitlines()]
@@ -48,7 +48,7 @@ def files_in_git(*paths: str) -> list[Path]:
 def start_script(
     name: str, point: Point, out: Path, *command: str, cwd: Path, env: Mapping[str, str]
 ) -> subprocess.Popen[str]:
-    """The script of a workflow's rule, which an interrupt reaches as in a terminal."""
+    """Start the script of a workflow rule as a direct child, which a test can interrupt."""
     given = ["--point", point.to_json(), "--machine", find_machine().id, "--out", str(out)]
     return subprocess.Popen(
         [sys.executable, str(ROOT / "workflow" / "scripts" / name), *given, *command],

@@ -30,5 +30,5 @@ def study(name: str, device: str = "cpu") -> Study:
 def report(
     config: dict[str, Any], machine: str, device: str, results: Path, out: Path
 ) -> list[str]:
-    """What a report of these results complains about."""
+    """Write a report of these results; returns its problems."""
     return write_report(config, machine=machine, device=device, results=results, out=out)

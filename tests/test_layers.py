@@ -1,4 +1,4 @@
-"""Dependencies between packages point down only, and what plans or renders imports no torch."""
+"""Packages depend only on lower layers, and planning and rendering do not import torch."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ from lmlab.study.files import ROOT
 
 SOURCE = ROOT / "src" / "lmlab"
 LIBRARY = {"kernels", "attention", "model", "parallel", "planning"}
-# What each package may import of the others, besides itself and modules at the root.
+# The packages that each package may import, besides itself and modules at the root.
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels": set(),
     "attention": {"kernels"},
@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "result_sets": {"study", "report"},
     "cli": {*LIBRARY, "measure", "study", "jobs", "report", "result_sets", "chapters"},
 }
-# Single files of a chapter have rules of their own.
+# Some files of a chapter have their own rules.
 FILES = {
     "chapters/*/grid.py": {"study"},
     "chapters/*page.py": {"report", "study", "planning", "chapters"},

@@ -1,8 +1,8 @@
-"""Things named by import path, "package.module:attribute", and imported only when asked for.
+"""Import paths ("package.module:attribute"), resolved lazily.
 
-A registry that imported every variant it lists would tie each measurement to all of them: a change
-in one kernel would make the results of every other stale. So registries and the configuration hold
-strings. Splitting one imports nothing: the workflow can find its file before any job starts.
+A registry that imported every variant it lists would tie each measurement to all of them: editing
+one kernel would make every other kernel's results stale. So registries and the configuration hold
+strings, and `split` imports nothing, so the workflow can locate a file before any job starts.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class ImportPathError(ValueError):
-    """A name that does not lead to an object; the message is one line for the user."""
+    """An import path that does not resolve to an object; the message is one line for the user."""
 
 
 def split(path: str) -> tuple[str, str]:

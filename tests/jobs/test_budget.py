@@ -42,16 +42,6 @@ def test_a_chapter_has_a_budget_of_its_own(tmp_path: Path) -> None:
     assert budget.why_skipped("profile", out) is None
 
 
-@pytest.mark.parametrize("text", ['{"reason": "needs 4 GPUs"}', '{"reason": null}', "[]", "{"])
-def test_a_skipped_result_is_recognised(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "result.json"
-    assert not budget.was_skipped(path)
-    path.write_text(text)
-    assert not budget.was_skipped(path)
-    path.write_text(json.dumps({"reason": f"{budget.PREFIX}no time"}))
-    assert budget.was_skipped(path)
-
-
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
 def test_a_limit_that_limits_nothing_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(budget.LIMIT, text)

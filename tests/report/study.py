@@ -1,4 +1,4 @@
-"""A small study written to disk: results with chosen times, for tests of the engine."""
+"""A small study written to disk, with chosen times, for tests of the report."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ def time_record(samples: Sequence[float], clock: Any = "wall", **labels: Any) ->
 
 
 def result(parameters: Mapping[str, Any], records: Iterable[Record] = (), **changes: Any) -> Result:
-    """A result of the test machine, changed as asked."""
+    """A result of the test machine, with `changes` to its fields."""
     values: dict[str, Any] = {
         "chapter": "steps",
         "settings": {"num_layers": 2},
@@ -56,7 +56,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def scale(measurements: Iterable[Record], factor: float) -> None:
-    """Multiply what was timed, as if the machine were slower."""
+    """Multiply all times, as if the machine were slower."""
     for record in measurements:
         if "samples" in record:
             for name in ("value", "q1", "q3", "min", "max", "mean"):
@@ -65,7 +65,7 @@ def scale(measurements: Iterable[Record], factor: float) -> None:
 
 
 def written(folder: Path, results: Iterable[Result], missing: Iterable[Point] = ()) -> Results:
-    """The results written to a folder and loaded again, with points that have none."""
+    """Write results to a folder and load them again, with `missing` points that have none."""
     points = []
     for each in results:
         point = Point(each.chapter, each.parameters, each.settings)
@@ -99,7 +99,7 @@ def small_study(folder: Path) -> Results:
 
 
 def group(world_size: int, *, gpus: int = 0, nnodes: int = 1) -> dict[str, Any]:
-    """`data` with what a process group reports of itself."""
+    """`data` of a result, with the description of a process group."""
     return {
         "ranks": {
             "backend": "nccl" if gpus == world_size else "gloo",
@@ -123,7 +123,7 @@ def two_groups(
     data: Mapping[str, Any] = {},
     **more: Any,
 ) -> Results:
-    """A group of CPU ranks, and one of two GPUs that was measured or, without records, refused."""
+    """A group of CPU ranks and one of two GPUs; the latter was refused if it has no records."""
     cpu = {"placement": "cpu", "world_size": cpu_ranks, **parameters}
     gpus = {"placement": "own_gpu", "world_size": 2, **parameters}
     refused = {"status": "unsupported", "reason": "needs 2 GPUs, 1 found"}

@@ -1,4 +1,4 @@
-"""The one rule for faster, slower, same and undecided; and how far two sets of a study agree."""
+"""The rule for faster, slower, same and undecided, and how well two sets of results agree."""
 
 import math
 from collections.abc import Sequence
@@ -153,7 +153,7 @@ def one_set(folder: Path, *, faster: float = 1.0, steps: int = 3) -> Results:
     for size, wall in walls.items():
         records: list[Record] = [
             time_record([wall] * steps, phase="total"),
-            time_record([wall] * steps, phase="forward"),  # all of the step: not counted again
+            time_record([wall] * steps, phase="forward"),  # the whole step: not counted twice
             time_record([98.0 if size == "large" else 10.0], clock="device", phase="total"),
             time_record([1.0], clock="events", phase="kernel"),
             time_record([0.0], clock="device", phase="zero_grad"),

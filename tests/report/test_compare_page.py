@@ -80,7 +80,7 @@ def test_one_machine_is_compared_with_published_figures(results: Path) -> None:
 def test_a_chapter_that_a_set_lacks_is_named_and_no_fault(
     results: Path, machines: list[str]
 ) -> None:
-    """Of every chapter one of the machines has results, and the other none."""
+    """Each chapter has results on only one of the two machines."""
     for index, path in enumerate(sorted((results / "cpu-golden").iterdir())):
         out = results / ("cpu-golden", "cpu-slow")[index % 2] / path.name
         shutil.rmtree(out) if out.is_dir() else out.unlink()
@@ -192,7 +192,7 @@ def test_device_time_decides_where_both_have_it_else_the_pace_of_wall_time(
 
 def test_every_reference_file_is_used() -> None:
     files = {file.stem for file in REFERENCES.glob("*.csv")}
-    assert files == {*compare_page.CONVERSIONS, "distributed"}  # that one on the ranks' pages
+    assert files == {*compare_page.CONVERSIONS, "distributed"}  # on the data-parallel page
     found = compare_page.published(load_published(REFERENCES))
     assert {"H800 PCIe", "H100", "A10", "RTX 4090"} <= set(found)
     assert set(found["H800 PCIe"]) == {"end_to_end", "memory", "attention"}

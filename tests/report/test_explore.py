@@ -1,4 +1,4 @@
-"""The interactive page in a real browser: it draws, reacts, and asks nobody for anything."""
+"""The interactive page in a real browser: it draws, reacts, and makes no requests."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ from tests.report.test_page import page
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
-# Runs in the page once it has drawn: changes a selection, then writes down what it finds.
+# Runs in the page once it has drawn: changes a selection and reports errors and requests.
 PROBE = """
 <script>
 const errors = [];

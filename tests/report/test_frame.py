@@ -1,4 +1,4 @@
-"""One row per measured quantity; what has no value is a row with the reason."""
+"""One row per measured quantity; a missing value is a row with a reason."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Drawn changes of the H200's results: a bad file is named and costs its own numbers; what a page
-trips over costs that part."""
+"""Random corruption of the H200 results: a bad file is named and loses only its own numbers, and a
+part of a page that fails on it loses only that part."""
 
 import contextlib
 import copy
@@ -28,7 +28,7 @@ from tests.report.study import rewrite
 MACHINE = "nvidia-h200"
 LONGEST_LIST = 4
 PLACEHOLDER = "@@spoilt@@"
-# As JSON text, because some of these are no JSON, or no value that Python would write.
+# As JSON text, because some are invalid JSON or values that Python would not write.
 VALUES = (
     *("NaN", "Infinity", "-Infinity", "1e999", "-1e300", "1e300", "0", "-1", "0.5", "1e-300"),
     *("null", "true", '""', '"text"', '"../../x"', '"\\u0000\\n|<b>"', "[]", "{}", "[null]"),
@@ -66,7 +66,7 @@ def _place(values: Any, draw: Random) -> tuple[Any, Any]:
 
 
 def small_config() -> dict[str, Any]:
-    """The full study with two sizes and two contexts, of which every result is committed."""
+    """The full study reduced to two sizes and two contexts, for which all results are committed."""
     small = config()
     for block in small["studies"]["full"].values():
         if isinstance(block, dict) and {"sizes", "contexts"} <= block.keys():
@@ -82,7 +82,7 @@ def measured(config: dict[str, Any]) -> list[tuple[Point, Path]]:
 
 
 def accepted(text: str, path: Path, point: Point) -> bool:
-    """Whether a file of that text is accepted; if not, the error is one line that names it."""
+    """Whether a file with this text is accepted; if not, the error must be one line naming it."""
     try:
         checked(parse(text, path), point, path, MACHINE)
         return True
@@ -94,7 +94,7 @@ def accepted(text: str, path: Path, point: Point) -> bool:
 
 
 def trimmed(value: Any) -> Any:
-    """The first entries of every list: a change there is as good as anywhere."""
+    """The value with only the first entries of every list: changing those is enough."""
     if isinstance(value, list):
         return [trimmed(each) for each in value[:LONGEST_LIST]]
     if isinstance(value, dict):
@@ -125,7 +125,7 @@ def test_a_changed_result_is_read_or_named(draws: int) -> None:
 def test_no_changed_result_stops_a_page(
     rounds: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round changes one result of every chapter, then renders those chapters."""
+    """A round corrupts one result of each of `most` chapters, then renders those chapters."""
     monkeypatch.chdir(tmp_path)
     draw, config = Random(rounds), small_config()
     points = copied(config)
@@ -156,7 +156,7 @@ def test_no_changed_result_stops_a_page(
 
 
 def test_what_fails_costs_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page's code, and the preface, which a result without a setting trips."""
+    """A page whose code raises, and the preface, which needs a setting that a result lacks."""
     monkeypatch.chdir(tmp_path)
     config = only(small_config(), ["precision", "end_to_end"])
     step = copied(config)["end_to_end"][0].path(Path("results"), MACHINE)
@@ -184,7 +184,7 @@ def copied(config: dict[str, Any]) -> dict[str, list[Point]]:
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slow, and drawn by the golden pages."""
+    """Drawing is slow, and tested with the golden pages."""
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
 
 
@@ -196,7 +196,7 @@ def only(config: dict[str, Any], chapters: list[str]) -> dict[str, Any]:
 
 
 def rendered(config: dict[str, Any]) -> tuple[list[str], str]:
-    """What a report of the results complains about, and what it prints."""
+    """Write a report of the results; returns its problems and what it printed."""
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         lines = report(config, MACHINE, "cuda", Path("results"), Path("report"))
     return lines, printed.getvalue()

@@ -147,10 +147,10 @@ def test_the_cost_includes_time_between_points(
         for start in starts
     ]
     assert f"Measured in {cost}" in provenance.summary(written(tmp_path, results))
-    # Kernels that torch.compile has Triton compile are counted by both.
+    # Kernels that Triton compiles for torch.compile are counted by both.
     twice = [replace(each, spent_s={"measuring": 30, "compiling": 50}) for each in results]
     assert " and 0 % set-up" in provenance.summary(written(tmp_path / "twice", twice[:1]))
-    # A compilation that torch.compile has forgotten is known from what the result reports.
+    # If a reset cleared torch.compile's counter, first calls and compile times in results count.
     first = value("first_call_time", 15e3, "ms", variant="compiled")
     rung = value("compile_time", 5e3, "ms", variant="masters")
     short = value("first_call_time", 900, "ms", variant="naive")

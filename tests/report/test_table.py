@@ -49,7 +49,7 @@ def test_a_column_without_any_value_is_left_out(tmp_path: Path) -> None:
     small = table.render(select(rows, size="small"))
     assert cells(small)[0] == ["precision", "step (ms)"]
     assert "\n*Steps. All rows: size small. " in small  # said once
-    header, _, first, *_ = cells(table.render(rows))  # a reason is something to show
+    header, _, first, *_ = cells(table.render(rows))  # but a column with reasons is kept
     assert (header[2:], first[2:]) == (list(columns), ["–", "10.0"])
 
 
@@ -105,7 +105,7 @@ def test_an_ambiguous_cell_is_an_error_and_nothing_is_empty(tmp_path: Path) -> N
 
 @given(st.text(max_size=60))
 def test_any_text_is_harmless_in_markdown(text: str) -> None:
-    """Escaped text comes out of a Markdown renderer as it went in, without tags or cells."""
+    """Escaped text adds no cells or scripts to the rendered page."""
     line = " ".join(text.split())
     html = (
         MarkdownIt("gfm-like", {"linkify": False})

@@ -25,14 +25,14 @@ PARTS = (
     *("report/references", "report/templates"),
 )
 MADE = shutil.ignore_patterns("__pycache__", "*.egg-info")
-# One warm helper for all these tests, apart from any that a user may be running.
+# One warm helper per pytest worker, separate from any that a user may be running.
 RUNTIME = tempfile.mkdtemp(prefix="lmlab-")
 WATCH = Path(__file__).with_name("network_watch") / "sitecustomize.py"
 NETWORK_LOG = "network.log"
 MACHINE = find_machine().id
 COMMAND = "snakemake --cores 1 --resources gpu=1 report/writeup.md"
 NANO = "--config study=nano"
-# Of cold starts; without warmups there are none.
+# The `cold_start` block of a grid; without warmups there are no cold starts.
 COLD = {"sizes": ["cpu-small"], "context": 16, "batch": 2, "precision": "fp32", "warmups": {}}
 
 
@@ -70,7 +70,7 @@ class Project:
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     def plan(self, options: str = NANO, **environment: str) -> dict[str, list[str]]:
-        """Rule to first outputs of the jobs that a run would start now."""
+        """By rule, the first output of each job that a run would start now."""
         done = self.run(f"snakemake -n {options}", **environment)
         jobs: dict[str, list[str]] = {}
         for rule, output in re.findall(
@@ -83,7 +83,7 @@ class Project:
         return jobs
 
     def results(self) -> dict[str, tuple[bytes, int]]:
-        """Every result file with its bytes and its time."""
+        """Content and modification time of every result file."""
         return {
             str(path.relative_to(self.folder)): (path.read_bytes(), path.stat().st_mtime_ns)
             for path in sorted((self.folder / "results").rglob("*.json"))
@@ -112,13 +112,13 @@ class Project:
         path.write_text(yaml.safe_dump(config, sort_keys=False))
 
     def copy_to(self, folder: Path) -> Project:
-        """The same checkout, results and Snakemake's records elsewhere, file times kept."""
+        """Copy the checkout, its results and Snakemake's metadata, preserving file times."""
         subprocess.run(["cp", "-rp", str(self.folder), str(folder)], check=True)
         return Project(folder)
 
 
 def checkout(folder: Path) -> Project:
-    """A fresh checkout: no results, no records, no time budget that a busy machine could exceed."""
+    """A fresh checkout: no results or metadata, and no time budget that a busy machine exceeds."""
     folder.mkdir(parents=True)
     for part in PARTS:
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
@@ -135,7 +135,7 @@ def fresh(tmp_path: Path) -> Project:
 
 @pytest.fixture(scope="session")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """The nano study from nothing; once for all processes that test side by side. Never edited."""
+    """The nano study run from scratch, once for all pytest workers; tests must not edit it."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent

@@ -1,6 +1,6 @@
-"""Snakemake whose Slurm executor asks for the status of its jobs every second.
+"""Snakemake with a Slurm executor that polls its jobs every second.
 
-The executor waits ten seconds longer after every question, which suits a cluster and not a test.
+Normally it waits ten seconds longer after each poll, which suits a cluster but not a test.
 """
 
 from snakemake.cli import main

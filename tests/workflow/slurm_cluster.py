@@ -1,9 +1,9 @@
-"""A real Slurm of one node in a folder of its own: started by a test, gone after it.
+"""A real single-node Slurm in its own folder, started by a test and stopped after it.
 
-Nothing of the machine's own Slurm is read or written, and no root is needed: the three daemons run
-as whoever tests, on ports of their own, in the foreground, so that they end with us. The node
-claims a GPU that is /dev/null: Slurm then counts it, and lets one job at a time have it, as it
-would with a real one. It claims memory and cores that the machine may lack for the same reason.
+It neither reads nor writes the machine's own Slurm and needs no root: the three daemons run as the
+current user, on free ports and in the foreground, so they end with the test. The node declares
+/dev/null as a GPU, which Slurm counts and gives to one job at a time, like a real one. Similarly,
+it declares cores and memory that the machine may lack.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-# Daemons live where an ordinary user's PATH does not look.
+# Daemons are installed outside an ordinary user's PATH.
 SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 PROGRAMS = {
     name: shutil.which(name, path=SEARCHED) or ""
@@ -65,7 +65,7 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=200000 Gres=gpu:1
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 GRES_CONF = "NodeName={host} Name=gpu Count=1 File=/dev/null\n"
-# Snakemake's job step takes SLURM_CONF away from the srun that it calls.
+# Snakemake's job step removes SLURM_CONF from the environment of the srun that it calls.
 SRUN = '#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {srun} "$@"\n'
 
 
@@ -86,7 +86,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that make Slurm's commands speak to this cluster; ours come first."""
+        """Variables that point Slurm's commands at this cluster; our `srun` comes first."""
         path = (self.folder / "bin", Path(sys.executable).parent, os.environ["PATH"])
         return {
             "SLURM_CONF": str(self.folder / "slurm.conf"),
@@ -99,7 +99,7 @@ class Cluster:
         return done.stdout
 
     def jobs(self, folder: Path) -> list[SlurmJob]:
-        """The jobs so far of a run in a folder; the controller keeps them for MinJobAge seconds."""
+        """All jobs submitted from a folder; the controller keeps them for MinJobAge seconds."""
         shown = self.ask("scontrol", "--oneliner", "show", "job").splitlines()
         jobs = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in shown if "JobId=" in line]
         return [
@@ -112,7 +112,7 @@ class Cluster:
         ]
 
     def processes(self) -> list[str]:
-        """Command lines of all that runs for this cluster: daemons, job steps, what jobs left."""
+        """Command lines of this cluster's processes: daemons, job steps, leftovers of jobs."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -124,7 +124,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster whose node is idle; at the end of the block its jobs end, then its daemons."""
+    """Start a cluster and wait until its node is idle; on exit, cancel jobs and stop daemons."""
     cluster = Cluster(folder)
     _write_files(folder)
     with contextlib.ExitStack() as daemons:
@@ -141,7 +141,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _write_files(folder: Path) -> None:
-    folder.chmod(0o755)  # munge's socket is for everyone, and it insists
+    folder.chmod(0o755)  # munge insists that everyone can reach its socket
     for name in ("state", "spool", "bin"):
         (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
@@ -167,7 +167,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _daemons(folder: Path) -> list[list[str]]:
-    """Command lines, in the order in which one needs the other."""
+    """Command lines of the daemons, in the order in which they must start."""
     files = ("key-file", "socket", "pid-file", "log-file", "seed-file")
     options = [f"--{file}={folder}/munge.{file.removesuffix('-file')}" for file in files]
     configured = ["-D", "-f", str(folder / "slurm.conf")]

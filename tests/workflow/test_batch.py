@@ -1,4 +1,4 @@
-"""The study through a submit command, here of a script that starts the job at once."""
+"""The study through a submit command, here a script that starts each job immediately."""
 
 import os
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ def test_jobs_are_submitted_and_a_failed_one_costs_no_other_point(fresh: Project
     (fresh.folder / "submit.sh").write_text(SUBMIT)
     (fresh.folder / "submit.sh").chmod(0o755)
     fresh.configure("precision", common={"budget_s": 1})  # jobs in a queue have no such limit
-    # One point of the group is refused as long as a file is there.
+    # One point of the group fails as long as the file `kill` exists.
     refuse = "import os, sys\nif os.path.exists('kill') and 'layernorm' in str(sys.argv): exit(1)\n"
     fresh.replace("workflow/scripts/measure.py", "import argparse\n", f"import argparse\n{refuse}")
     (fresh.folder / "kill").touch()

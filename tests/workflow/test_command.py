@@ -1,4 +1,4 @@
-"""The main command, its other spellings, and what a user sees."""
+"""The main command, other ways to run the workflow, and what a user sees."""
 
 import json
 import re

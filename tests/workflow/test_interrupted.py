@@ -1,4 +1,4 @@
-"""Runs that were killed, ran out of time, or met a point that fails."""
+"""Runs that were killed, ran out of time, or have a failing point."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_a_study_that_was_killed_goes_on_where_it_stopped(fresh: Project) -> Non
     wait_until(lambda: len(fresh.results()) >= 3 or process.poll() is not None)
     process.kill()
     process.communicate()
-    # Snakemake may not have recorded the newest.
+    # Snakemake may not have recorded the newest result.
     by_age = sorted(fresh.results().items(), key=lambda item: item[1][1])
     before = dict(by_age[:2])
     assert not (fresh.folder / "report/writeup.md").exists()

@@ -1,4 +1,4 @@
-"""The rule that profiles, for real, around a stand-in for nsys."""
+"""The real profiling rule with a stand-in for nsys."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ COMMAND = f"snakemake results/{MACHINE}/{POINT}.json {NANO}"
 
 
 def path_with(project: Project, fault: str | None = "") -> str:
-    """A PATH that begins with a stand-in for nsys; without one if the fault is None."""
+    """A PATH that starts with a stand-in for nsys; without one if `fault` is None."""
     folder = project.folder / "bin"
     if fault is not None:
         install(folder, fault=fault)
@@ -37,7 +37,7 @@ def test_nsys_records_and_its_report_stays(fresh: Project) -> None:
 
 
 def test_torchs_profiler_takes_over_from_an_nsys_that_records_nothing(fresh: Project) -> None:
-    # On a CPU, `auto` does not ask nsys, which only sees kernels of a GPU.
+    # On a CPU, `auto` does not try nsys, which only sees GPU kernels.
     condition = '(asked == "auto" and SELECTION.device != "cuda")'
     fresh.replace("rules/common.smk", condition, "False")
     fresh.run(COMMAND, PATH=path_with(fresh, fault="records nothing"))

@@ -1,4 +1,4 @@
-"""The study as jobs of a real Slurm: measured inside allocations, one at a time, page included."""
+"""The study as jobs of a real Slurm: points are measured one at a time, inside allocations."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from tests.processes import wait_until
 from tests.workflow.conftest import COLD, MACHINE, Project, checkout
 from tests.workflow.slurm_cluster import MISSING, Cluster, running_cluster
 
-# Snakemake, but it asks for the status of jobs every second.
+# Snakemake that polls its Slurm jobs every second.
 SNAKEMAKE = f"{sys.executable} {Path(__file__).with_name('eager_snakemake.py')}"
 PROFILE = f"{SNAKEMAKE} --workflow-profile slurm"
 # Two allocations, so that they compete for the node's one GPU.
@@ -27,7 +27,7 @@ ELSEWHERE = (
     f"{PROFILE} --retries 0 --config study=nano machine=nvidia-h200 measure=always "
     "-- results/nvidia-h200/machine.json"
 )
-ROUNDING = timedelta(seconds=1)  # both Slurm and a result give whole seconds
+ROUNDING = timedelta(seconds=1)  # both Slurm and results record whole seconds
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,8 +67,7 @@ def others(project: Project) -> dict[str, Project]:
 
 @pytest.fixture(scope="module")
 def printed(cluster: Cluster, project: Project, others: dict[str, Project]) -> dict[Project, str]:
-    """What two users see who start their runs at the same time; one names a GPU that the cluster
-    does not have."""
+    """Output of two users who start runs at the same time; one names a machine that this is not."""
     environment = cluster.environment
     running = {
         user: user.start(command, **environment)
@@ -82,7 +81,7 @@ def printed(cluster: Cluster, project: Project, others: dict[str, Project]) -> d
 
 
 def spans(project: Project) -> list[tuple[datetime, datetime]]:
-    """From when to when each result was measured, in Slurm's local time."""
+    """Start and end of each measurement, in local time like Slurm's."""
     found = []
     for result in map(read, (project.folder / "results" / MACHINE).rglob("*.json")):
         start = datetime.fromisoformat(result.started_at).astimezone().replace(tzinfo=None)

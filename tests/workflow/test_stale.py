@@ -1,5 +1,5 @@
-"""Only what is stale runs again, on the real Snakefile with its records of a real run; what makes
-chapters with ranks stale is in the torchrun command of their shell."""
+"""Only stale points run again, tested with the real Snakefile and its metadata of a real run; node
+settings reach the torchrun command of multi-rank chapters and make their results stale."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_what_changes_no_number_reruns_nothing(measured: Project, tmp_path: Path) -> None:
-    """Comments, docstrings, file times, another place."""
+    """Comments, docstrings, file times, another folder."""
     measured.append("config.yaml", "\n# why\n")
     measured.append("src/lmlab/model/transformer.py", "\n# why\n")
     measured.replace("src/lmlab/model/adamw.py", '"""', '"""Changed. ')
@@ -34,7 +34,7 @@ def test_edits_and_new_values_rerun_only_their_own_points(measured: Project) -> 
     code = measured.folder / "src/lmlab/attention/tiled.py"
     before = code.stat()
     measured.append("src/lmlab/attention/tiled.py", "\nCHANGED = 1\n")
-    os.utime(code, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync or tar leave it
+    os.utime(code, ns=(before.st_atime_ns, before.st_mtime_ns))  # preserved, as by rsync or tar
     measured.configure(end_to_end={"contexts": [16, 24]})
     jobs = measured.plan()
     assert set(jobs) == {"machine", "attention", "end_to_end", "report"}

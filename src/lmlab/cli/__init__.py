@@ -60,8 +60,8 @@ missing points of the study, size.
 
 The exit status is 0, 1 if there is a problem, 2 if an argument is wrong.""",
     "ab": """\
-Measures two revisions of the code on this machine, in turns and each time in a fresh process, and
-gives the verdict by paired rounds. Each revision uses its own config.yaml.
+Measures two revisions of the code on this machine, alternating, each time in a fresh process, and
+compares them round by round. Each revision uses its own config.yaml.
 
   lmlab ab HEAD~1 HEAD -- end_to_end size=small context=128 precision=bf16 mode=train_step
   lmlab ab main my-branch --rounds 12 --fail-if-slower 3% -- attention topic=benchmark
@@ -94,7 +94,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"lmlab: {error}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
-        print("lmlab: interrupted, nothing is written", file=sys.stderr)
+        print("lmlab: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -141,10 +141,14 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--chapter", metavar="NAME[,NAME]", help="only these chapters")
     compare.add_argument("--variant", metavar="NAME[,NAME]", help="only these variants")
     compare.add_argument(
-        "--where", action="append", default=[], metavar="KEY=VALUE", help="only these: size=xl"
+        "--where",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only records with size=xl",
     )
     usage = "[--rounds N] [--json] [--fail-if-slower 5%%] REV1 REV2 -- CHAPTER [key=value ...]"
-    ab = add("ab", "measure two revisions in turns", usage)
+    ab = add("ab", "measure two revisions, alternating", usage)
     ab.add_argument("first", metavar="REV1", help="the baseline")
     ab.add_argument("second", metavar="REV2", help="what is compared with it")
     ab.add_argument("point", nargs="+", metavar="CHAPTER", help="as for lmlab measure")
@@ -152,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (compare, ab):
         command.add_argument("--json", action="store_true", help="everything, as one JSON object")
         command.add_argument(
-            "--fail-if-slower", type=_share, metavar="5%", dest="gate", help="exit 1, and name it"
+            "--fail-if-slower", type=_share, metavar="5%", dest="gate", help="exit 1 if anything is"
         )
     return parser
 

@@ -1,9 +1,9 @@
-"""`lmlab ab REV1 REV2 -- CHAPTER key=value ...`: two revisions of the code, measured in turns.
+"""`lmlab ab REV1 REV2 -- CHAPTER key=value ...`: two revisions of the code, interleaved.
 
-Two runs on two days cannot show 2 %: clocks, hosts and their other users change by more. Here both
-revisions are unpacked next to each other and take turns on one machine (A B, B A, A B, ...),
-each time in a fresh process that measures one point as `lmlab measure` does. Neighbours in time are
-paired, so drift cancels, and what differs from process to process is part of the spread.
+Runs on different days cannot resolve 2 %: clocks, hosts and other load vary by more. Here both
+revisions are unpacked next to each other and alternate on one machine (A B, B A, A B, ...), each
+time in a fresh process that measures one point as `lmlab measure` does. Each round is one pair, so
+drift cancels, and variation between processes is part of the spread.
 """
 
 import argparse
@@ -35,7 +35,7 @@ PATIENCE_S = 20
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Measure, print the verdicts; 1 if the gate finds something slower."""
+    """Measure and print the verdicts; 1 if the gate finds something slower or missing."""
     root = repository_of(Path()) or ROOT
     revisions = (arguments.first, arguments.second)
     commits = [commit_of(root, revision) for revision in revisions]
@@ -49,13 +49,13 @@ def command(arguments: argparse.Namespace) -> int:
     else:
         print(*report(names, rounds, pairs), sep="\n")
     for name, clock in lost:
-        print(f"B does not measure it in every round: {name} ({clock})", file=sys.stderr)
+        print(f"not measured by B in every round: {name} ({clock})", file=sys.stderr)
     return gate(pairs, arguments.gate) or int(arguments.gate is not None and bool(lost))
 
 
 @contextmanager
 def unpacked(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
-    """The files of each commit in a temporary folder; removed whatever ends the run."""
+    """Unpack each commit into a temporary folder, which is removed however the run ends."""
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="lmlab-ab-") as folder:
@@ -73,7 +73,7 @@ def unpacked(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
 def measure_in_turns(
     folders: Sequence[Path], point: Sequence[str], rounds: int
 ) -> Iterator[tuple[Result, Result]]:
-    """One result of each revision per round; who begins changes with every round."""
+    """One result of each revision per round; the order alternates between rounds."""
     for turn in range(rounds):
         order = folders if turn % 2 == 0 else folders[::-1]
         found = {folder.name: measured(folder, point) for folder in order}
@@ -82,7 +82,7 @@ def measure_in_turns(
 
 
 def measured(folder: Path, point: Sequence[str]) -> Result:
-    """The point measured by a revision's own code, with its own config.yaml, in a new process."""
+    """Measure the point with a revision's own code and config.yaml, in a new process."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "measure", *point],
         cwd=folder,
@@ -108,7 +108,7 @@ def measured(folder: Path, point: Sequence[str]) -> Result:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Interrupt the measurement with its ranks; a process that does not end is killed."""
+    """Interrupt the measurement and its ranks; kill them if the process does not exit."""
     for end in (signal.SIGINT, signal.SIGKILL):
         try:
             os.killpg(process.pid, end)
@@ -120,8 +120,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def compared(rounds: Sequence[tuple[Result, Result]]) -> tuple[Rows, list[tuple[str, str]]]:
-    """Every time that all results have: the medians of each round are one pair of samples. Then
-    the times that A always has and B does not."""
+    """Compare every time that all results have, with the medians of each round as one pair; also
+    returns the times that A has in every round and B does not."""
     times = [[_times(result) for result in both] for both in rounds]
     known = [key for key in times[0][0] if all(key in first for first, _ in times)]
     lost = [key for key in known if not all(key in second for _, second in times)]
@@ -146,7 +146,7 @@ def _times(result: Result) -> dict[tuple[str, str], float]:
 
 
 def report(names: Sequence[str], rounds: Sequence[tuple[Result, Result]], pairs: Rows) -> list[str]:
-    """The verdicts for a person; first what was not the same work, as each has its config.yaml."""
+    """The verdicts as text, after any differences in the work: each has its own config.yaml."""
     first, second = rounds[0]
     a, b = ({**result.parameters, **result.settings} for result in (first, second))
     where = f"{first.machine['name']}, torch {first.versions['torch']}"

@@ -1,7 +1,7 @@
 """`lmlab check FOLDER`: whether results that came from elsewhere can be used, one line per problem.
 
-A number may be impossible on any machine, or above what the vendor states for this one. The size of
-a set is counted compressed, as git stores and sends it.
+Numbers are checked against what is possible on any machine and what the vendor states for this one.
+The size of a set is its compressed size, as git stores and sends it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lmlab.study.selection import machine_of
 
 MACHINE_LIMIT_BYTES = 5_000_000
 KINDS = ("unreadable", "misplaced", "duplicate", "impossible", "mixed", "missing", "size")
-# Versions that move numbers; fingerprints distinguish code.
+# Versions that affect numbers; fingerprints cover the code.
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver")
 NAMED = 3
 # A card may boost above the clock of its datasheet.
@@ -58,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _foreign(spec: str) -> Iterator[Line]:
-    """Files of a folder that are no results, and links out of it."""
+    """Files in a folder that are not results, and symbolic links."""
     folder = Path(spec) if Path(spec).is_dir() else Path("results", spec)
     for path in sorted(folder.rglob("*"), key=str):
         if path.is_symlink() or (path.is_file() and path.suffix != ".json"):
@@ -66,7 +66,7 @@ def _foreign(spec: str) -> Iterator[Line]:
 
 
 def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
-    """Every point once, at its own path, in the folder of its machine."""
+    """Duplicate points, results at the wrong path, and folders named after another machine."""
     seen: dict[str, str] = {}
     for path, result in results.items():
         try:
@@ -84,7 +84,7 @@ def _places(spec: str, results: Mapping[str, Result]) -> Iterator[Line]:
 
 
 def _impossible(results: Mapping[str, Result]) -> Iterator[Line]:
-    """What cannot be true of a measurement on its device, whose memory the machine card states."""
+    """Values that are impossible on this device; the machine card states its memory."""
     card = results["machine.json"].measurements if "machine.json" in results else ()
     memory = next((r["value"] for r in card if r["quantity"] == "memory_bytes"), None)
     for path, result in results.items():
@@ -108,12 +108,12 @@ def _faults(result: Result, memory: float | None) -> Iterator[str]:
 
 
 def _inconsistent(record: Mapping[str, Any]) -> Iterator[str]:
-    """Statistics that contradict the samples, and values that no clock shows."""
+    """Statistics that contradict their samples, and values out of range, such as negative times."""
     value, quantity = record["value"], record["quantity"]
     if record["unit"] == "ms" and value < 0:
         yield "a negative time"
     if record.get("clock") in ("wall", "events") and quantity == "time" and value == 0:
-        yield "nothing takes no time"
+        yield "a time of zero"
     if quantity in RATES and value <= 0:
         yield "a rate that is not positive"
     if "samples" not in record:
@@ -129,7 +129,7 @@ def _inconsistent(record: Mapping[str, Any]) -> Iterator[str]:
 def _beyond(
     record: Mapping[str, Any], peaks: Mapping[str, Any], memory: float | None, flops: float
 ) -> Iterator[str]:
-    """What is above the vendor's figures, or does not fit into the device."""
+    """Values above the vendor's figures or the device's memory."""
     quantity, value = record["quantity"], record["value"]
     limit = {
         "matmul_rate": ABOVE_STATED * peaks["tflops"].get(record["labels"].get("dtype"), math.inf),
@@ -137,7 +137,7 @@ def _beyond(
         "peak_memory": memory,
     }.get(quantity)
     if limit is not None and value > limit:
-        yield f"above {limit:.6g}, what the device can have"
+        yield f"above the device's limit of {limit:.6g}"
     # fp32 may be computed on tensor cores, so the fastest of all stated rates is the limit.
     fastest = max(peaks["tflops"].values(), default=math.inf)
     rate = flops / value / 1e9 if quantity == "time" and value > 0 else 0.0
@@ -146,7 +146,7 @@ def _beyond(
 
 
 def _mixed(results: Mapping[str, Result]) -> Iterator[Line]:
-    """Machines and versions, if there are several."""
+    """Machines and versions that differ within the set."""
     stated = [{**result.versions, "machines": result.machine["id"]} for result in results.values()]
     for name in ("machines", *VERSIONS):
         counts = Counter(str(each.get(name)) for each in stated)
@@ -156,7 +156,7 @@ def _mixed(results: Mapping[str, Result]) -> Iterator[Line]:
 
 
 def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterator[Line]:
-    """Points of the study that fits the device, or that the configuration names."""
+    """Missing points of the configured study; by default that is the study for the device."""
     if not results:
         return
     study = load(config, next(iter(results.values())).machine["device"])

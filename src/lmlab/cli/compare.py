@@ -1,5 +1,5 @@
 """`lmlab compare A B`: where the second set of results is faster or slower than the first, or
-takes less memory or more.
+takes more or less memory.
 
 A set is a folder, a machine in results/, or either at a git revision. What differs between the
 machines is printed first, because it is the likeliest explanation; then, per chapter, how many
@@ -8,6 +8,7 @@ records differ, the largest differences, and what only one set has.
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,10 +25,10 @@ from lmlab.result_sets.differences import COUNTED, Differences, differences
 from lmlab.result_sets.sets import MEMORY, ResultSet, load_set
 
 LARGEST, LISTED = 10, 12
-# Of what is not a time, and what to divide by.
+# Unit and divisor of quantities other than times.
 UNITS = {"matmul_rate": ("TFLOP/s", 1), "copy_bandwidth": ("GB/s", 1)}
 UNITS |= dict.fromkeys(MEMORY, ("MiB", MIB))
-NOISE_UNKNOWN = "not measured in these sets; intervals hold the spread within a job only"
+NOISE_UNKNOWN = "unknown, no work was repeated; intervals cover the spread within a job only"
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -63,12 +64,13 @@ def check_conditions(rows: Rows, where: Mapping[str, str]) -> None:
 
 
 def gate(pairs: Rows, allowed: float | None) -> int:
-    """Name what got slower than a regression gate allows; 1 if anything did."""
+    """Print every pair that is slower than the regression gate allows; 1 if there are any."""
     if allowed is None or pairs.empty:
         return 0
     slower = pairs[(pairs["verdict"] == SLOWER) & (pairs["ratio"] < 1 / (1 + allowed))]
     for row in slower.to_dict("records"):
-        print(f"slower than {100 * allowed:g} % allows: {row['chapter']} {line(row)}")
+        found = f"{row['chapter']} {line(row)}"
+        print(f"slower than {100 * allowed:g} % allows: {found}", file=sys.stderr)
     return int(len(slower) > 0)
 
 
@@ -83,7 +85,7 @@ def line(row: Mapping[Any, Any]) -> str:
 
 
 def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[str]:
-    """The comparison in lines for a person."""
+    """The comparison as lines of text."""
     for name, each in (("A", first), ("B", second)):
         machine = each.facts.get("machine", "nothing readable")
         yield f"{name}: {each.name}, {machine}, {len(each.files)} results"
@@ -124,7 +126,7 @@ def _listed(lines: Sequence[str]) -> list[str]:
 
 
 def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str, Any]:
-    """The whole comparison; an interval without bounds has null."""
+    """The whole comparison; an unbounded end of an interval is null."""
     sets = {
         side: {"name": each.name, "facts": dict(each.facts), "problems": list(each.problems)}
         for side, each in (("a", first), ("b", second))
@@ -140,5 +142,5 @@ def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str
 
 
 def records(rows: Rows) -> Sequence[Any]:
-    """Rows as JSON values: null for what is not finite."""
+    """Rows as JSON values; numbers that are not finite become null."""
     return json.loads(rows.to_json(orient="records", double_precision=15))

@@ -1,8 +1,8 @@
-"""`key=value` on the command line: overrides of config.yaml, and what can be set for a point.
+"""`key=value` arguments: overrides of config.yaml, and the keys that can be set for a point.
 
-The latter is derived from the schema of config.yaml. There a grid is given as lists (`contexts`); a
-point has one value of each (`context`). A key that the schema does not have (`start`, `topic`)
-takes the values that points of the study have.
+The latter are derived from the schema of config.yaml, where a grid is given as lists (`contexts`)
+and a point has one value of each (`context`). A key that is not in the schema (`start`, `topic`)
+accepts the values that the study's points have.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,8 +27,8 @@ CONVERT: Mapping[str, Callable[[str], Any]] = {
 
 
 def read_config(file: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """config.yaml of the working folder, else the project's, then a file and overrides merged into
-    it, as by Snakemake; not yet checked."""
+    """The working folder's config.yaml, or else the project's, with a file and overrides merged in
+    as Snakemake does; not yet validated."""
     here = Path("config.yaml")
     config = config_file.read(here if here.exists() else ROOT / "config.yaml")
     update_config(config, config_file.read(file) if file else {})
@@ -86,7 +86,7 @@ def read_value(key: str, text: str, schema: Schema) -> Any:
 
 
 def _keys_in(prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Keys of a block and of its parts; a list's items also under the name of one of them."""
+    """Keys of a block and its nested blocks; a list's items also under the singular of its name."""
     for name, part in schema["properties"].items():
         if "properties" in part:
             yield from _keys_in(f"{name}_", part)

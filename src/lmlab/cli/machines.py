@@ -1,4 +1,4 @@
-"""The comparison page: results of several machines, and published figures, joined and rendered."""
+"""Render the comparison page: results of several machines, with published figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,10 +35,10 @@ def write_comparison(
     study = load_study(config, device_of(machines[0]))
     sets = [load_set(str(results / name)) for name in machines]
     facts = [differences(sets[0], other, NOISE) for other in sets[1:]]
-    # The largest that any pair of machines shows.
+    # The largest in any comparison with the first machine.
     variation = {pace: max(each.variation[pace] for each in facts) for pace in PACES if facts}
     sections: list[dict[str, Any]] = []
-    tables = compare_page.TABLES  # of plain records, where published figures can take part
+    tables = compare_page.TABLES  # of plain records, so published figures fit in
     for question in questions(list(study.chapters), lambda c: page_of(c).TABLES, tables):
         mine = [m for m in (*columns, *published) if _takes_part(m, question)]
         try:
@@ -78,7 +78,7 @@ def _measured(config: Mapping[str, Any], name: str, results: Path, faults: list[
 
 
 def _published() -> list[Machine]:
-    """Other GPUs with the figures that write-ups state; ceilings as their vendor states them."""
+    """One machine per GPU with published figures; its ceilings are those its vendor states."""
     machines = []
     for gpu, chapters in compare_page.published(load_published(REFERENCES)).items():
         names = [name for name in known_devices() if name.endswith(f" {gpu}")]
@@ -90,12 +90,12 @@ def _published() -> list[Machine]:
 
 
 def _takes_part(machine: Machine, question: Question) -> bool:
-    """Whether a machine has values of the chapter; a published one, of what the table shows."""
+    """Whether a machine has values for the chapter or, if published, for the table's quantity."""
     rows = machine.chapters.get(question.chapter, table_of([]))
     if not machine.published:
         return not select(rows, status="ok").empty
     if question.heading not in compare_page.TABLES:
-        return question.chapter == "machine"  # whose ceilings their vendors state
+        return question.chapter == "machine"  # vendors state its ceilings
     wanted = {k: v for k, v in question.table.where.items() if k == "topic" and k in rows}
     wanted["quantity"] = next(iter(question.table.columns.values())).where["quantity"]
     return not select(rows, status="ok", **wanted).empty

@@ -1,8 +1,7 @@
-"""`lmlab measure`: one point by hand, from a few keys and the study's defaults for the rest.
+"""`lmlab measure`: measure one point from a few keys, with the study's defaults for the rest.
 
-The study already says what a point of a chapter needs, so the first of its points that has the keys
-given is taken, and the keys are set in it. A size is a name for four hyper-parameters; if any of
-them is given, the size is called custom.
+The template is the first of the study's points that has all the given keys, which are then set in
+it. A size is a name for four hyper-parameters; if any of them is given, the size is called custom.
 """
 
 import argparse
@@ -32,7 +31,7 @@ COLUMNS = ["time", "n", "mean ± sd [ms]", "median [ms]", "min [ms]", "max [ms]"
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Measure, print, and write where asked to; 1 when the measured code failed."""
+    """Measure, print, and write to a file if asked; 1 if the measured code failed."""
     machine = find_machine()
     check_place(arguments.config)
     study = load(keys.read_config(arguments.configfile, arguments.config), machine.device)
@@ -49,7 +48,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def check_place(overrides: Sequence[str]) -> None:
-    """`--config` takes every argument after it, including any intended for the point."""
+    """Reject point keys after `--config`, which takes every argument that follows it."""
     allowed = config_schema()["properties"]
     for key, text in map(keys.split, overrides):
         if key not in allowed:
@@ -60,12 +59,12 @@ def check_place(overrides: Sequence[str]) -> None:
 
 
 def measured(point: Point, machine: Machine, study: Study) -> Result:
-    """The result of a point, measured as the workflow does it."""
+    """Measure a point as the workflow does."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "point.json")
         if has_ranks(point):
             command = torchrun_command(point, out, study.ranks)
-            with contextlib.redirect_stdout(sys.stderr):  # the table repeats its line
+            with contextlib.redirect_stdout(sys.stderr):  # the table repeats the headline
                 status = run_ranks(point, machine.id, out, command)
         else:
             status = run_job(point, machine.id, out)
@@ -117,7 +116,7 @@ def read_args(args: Sequence[str], points: Sequence[Point], study: Study) -> dic
 
 
 def _first_that_fits(points: Sequence[Point], given: Mapping[str, Any]) -> Point:
-    """The first point with every key given; a topic is another experiment, so it must agree."""
+    """The first point that has all given keys; a given topic must match, not just be a key."""
     topic = given.get("topic")
     chosen = [point for point in points if topic in (None, point.parameters.get("topic"))]
     for point in chosen:

@@ -1,7 +1,7 @@
 """Join the study, its results and the chapters' pages into a report.
 
-Results are validated when they are read. Whatever a page's code still trips over costs that part of
-the report, which is named.
+Results are validated when they are read. If a page's code still fails on one, only that part of the
+report is lost, and it is named.
 """
 
 from collections.abc import Mapping
@@ -42,8 +42,8 @@ def write_report(
 
 
 def load_results(study: Study, machine: str, results: Path) -> Results:
-    """The study's results with the published figures of other GPUs, and the machine's second set
-    where there is one."""
+    """The study's results with the published figures of other GPUs, and the machine's repeat set if
+    there is one."""
     points, second = all_points(study), f"{machine}@{REPEAT}"
     found = load(points, results, machine)
     rows = pd.concat([found.rows, load_published(REFERENCES)], ignore_index=True)

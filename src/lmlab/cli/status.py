@@ -1,7 +1,7 @@
 """`lmlab status`: one line per point of the study, and what a rerun would measure.
 
-A stale result is not wrong, but it is not what the present code would give. torch is compared on
-the machine that measured: what is installed here says nothing about a result from elsewhere.
+A stale result is not wrong, but it is not what the current code would give. torch versions are
+compared only for results of this machine: what is installed here does not matter for others.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from lmlab.study.selection import check_results_exist, machine_of, select
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Print the state of every point; a summary last."""
+    """Print the state of every point, then a summary."""
     config = read_config(arguments.configfile, arguments.config)
     if arguments.machine is not None:
         config = {**config, "machine": arguments.machine}
@@ -34,6 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
     for each in states:
         remarks = f": {'; '.join(each.remarks)}" if each.remarks else ""
         print(f"{each.state:<12}{each.point.label()}{remarks}")
-    print(estimate(states))
+    if selection.measuring:
+        print(estimate(states))
     print(f"{study.name} on {selection.machine}: {summary(states)}")
     return 0

@@ -1,12 +1,12 @@
-"""Chooses the model size a job is measured with: the largest that fits and keeps its step short.
+"""Choose the model size a job measures: the largest that fits and keeps its step short.
 
-Links differ by a factor of a thousand: eight gigabytes of gradients take tens of milliseconds over
-NVLink and many seconds through the host. So a study names several sizes, largest first, and a limit
-for the step. Where arithmetic suffices, a size is left out before anything is built: memory by the
-cost model, time by the bytes of its gradient over a bandwidth that is measured first. Otherwise a
-real step is tried. All ranks decide on the same numbers: least free memory, slowest step.
+Link bandwidth varies by a factor of a thousand: eight gigabytes of gradients take tens of
+milliseconds over NVLink and many seconds through the host. So a study lists several sizes, largest
+first, and a limit for the step time. Where arithmetic suffices, a size is ruled out before anything
+is built: memory by the cost model, time by gradient bytes over a measured bandwidth. Otherwise a
+trial step decides. All ranks use the same numbers: the least free memory and the slowest step.
 
-Records: `size` with a `purpose`, and without a value for each `candidate` that was left out;
+Records: `size` with a `purpose`, and a `size` without a value per rejected `candidate`;
 `all_reduce_bandwidth` (tensor bytes over time), `trial_step`, `over_limit`.
 """
 
@@ -41,11 +41,11 @@ def choose(
     messages: float = 1,
     trial: Trial | None = None,
 ) -> tuple[Workload, list[Record]]:
-    """The first size of a point that fits and whose step stays under the limit (the last may be
-    slow), and the records of this choice.
+    """Choose the first size that fits and whose step stays under the limit (the last may exceed
+    it); returns its workload and the records of the choice.
 
-    A step sends at least `messages` times the bytes of the gradient. Without a trial the choice is
-    made by arithmetic.
+    A step sends at least `messages` times the gradient's bytes. Without a trial, arithmetic alone
+    decides.
     """
     sizes = candidates(point)
     rate = bandwidth(device)
@@ -76,22 +76,22 @@ def choose(
 
 
 def trial_s(trial: Trial, workload: Workload, device: torch.device) -> float:
-    """Seconds of a step on the slowest rank when it runs for the second time."""
+    """Seconds that the second run of a step takes on the slowest rank."""
     step = trial(RankWork(workload, device))
     _, second_ms = [sample_ms(step, device) for _ in range(2)]
     return across_ranks.max_over_ranks(second_ms / 1e3)
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes per second of an all-reduce between these ranks, the same number on all of them."""
+    """All-reduce bandwidth between the ranks in bytes per second; the same number on every rank."""
     buffer = torch.ones(PROBE_BYTES // 4, device=device)
     seconds = [sample_ms(lambda: dist.all_reduce(buffer), device) / 1e3 for _ in range(PROBES)]
     return PROBE_BYTES / across_ranks.max_over_ranks(min(seconds))
 
 
 def why_too_slow(workload: Workload, rate: float, *, messages: float, limit_s: float) -> str | None:
-    """The reason, if sending the gradient alone takes longer than a step may; a model whose
-    parameters are unknown is tried."""
+    """The reason, if sending the gradient alone exceeds the step limit; None for a model whose
+    parameter count is unknown."""
     if not workload.is_ours:
         return None
     parameters = cost.parameter_count(workload.shape).total

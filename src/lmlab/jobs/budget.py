@@ -1,9 +1,9 @@
-"""Limits of time: for a study and its chapters, whose later points are skipped, and for a point.
+"""Time budgets for a study and its chapters, and a time limit per point.
 
-The workflow stores its start and the budgets (`budget_s` and `budgets_s` in config.yaml) in an
-environment variable. A point that would begin after the budget of its study, or of its chapter, is
-spent is recorded as unsupported; the next run measures it. A point that has not ended after
-LMLAB_POINT_LIMIT_S (a GPU kernel does not return) is killed and recorded as failed.
+The workflow stores its start time and the budgets (`budget_s` and `budgets_s` in config.yaml) in an
+environment variable. Once the budget of the study or of a chapter is used up, further points are
+recorded as unsupported; the next run measures them. A point still running after LMLAB_POINT_LIMIT_S
+(a GPU kernel that does not return) is killed and recorded as failed.
 """
 
 import json
@@ -15,11 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 VARIABLE = "LMLAB_BUDGET"
-PREFIX = "skipped: "
+SKIPPED_PREFIX = "skipped: "
 LIMIT = "LMLAB_POINT_LIMIT_S"
 DEFAULT_LIMIT_S = "900"  # the longest points of the full study take three minutes
-# A result without numbers is small; larger files need not be parsed.
-_SMALL_BYTES = 20_000
 
 
 def limit_s() -> float:
@@ -48,12 +46,12 @@ def start(study_s: float, chapters_s: Mapping[str, float]) -> None:
 
 
 def why_skipped(chapter: str, out: Path) -> str | None:
-    """A reason not to begin a point of the chapter now; `out` is where its result goes."""
+    """Why a point of the chapter is skipped, or None; `out` is the path of its result."""
     plan = json.loads(os.environ.get(VARIABLE, "null"))
     if plan is None:
         return None
     if time.time() > plan["began"] + plan["study_s"]:
-        return f"{PREFIX}the study's time budget of {plan['study_s']:g} s was used up"
+        return f"{SKIPPED_PREFIX}the study's time budget of {plan['study_s']:g} s was used up"
     budget_s = plan["chapters_s"].get(chapter)
     folder = next((folder for folder in out.parents if folder.name == chapter), None)
     if not budget_s or not folder:
@@ -61,21 +59,12 @@ def why_skipped(chapter: str, out: Path) -> str | None:
     used_s = sum(_seconds(path, plan["began"]) for path in folder.rglob("*.json"))
     if used_s < budget_s:
         return None
-    return f"{PREFIX}the chapter's time budget of {budget_s:g} s was used up"
+    return f"{SKIPPED_PREFIX}the chapter's time budget of {budget_s:g} s was used up"
 
 
 def _seconds(path: Path, began: float) -> float:
-    """How long a result took that was written since then; another job may be replacing it."""
+    """The time a result took, if written since `began`; another job may be replacing the file."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if path.stat().st_mtime >= began:
             return float(json.loads(path.read_text())["elapsed_s"])
     return 0.0
-
-
-def was_skipped(path: Path) -> bool:
-    """Whether a result file holds a point that was skipped for lack of time."""
-    if not path.is_file() or path.stat().st_size > _SMALL_BYTES:
-        return False
-    with suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(path.read_text())["reason"]).startswith(PREFIX)
-    return False

@@ -1,9 +1,9 @@
-"""A point measured in a process of its own, and what becomes of it when that ends. No torch.
+"""Run a point in its own process and record how that process ends. No torch.
 
-Each is a fork of a warm helper that has imported torch and done nothing with it, so the first step
-of a point is the first of its process.
-If the process crashes, hangs, or is killed by the kernel for its memory, the result records that;
-if the job itself is interrupted, there is no result. `launch` is the same for several processes.
+The process is forked from a warm helper that has imported torch but not used it, so a point's first
+step is also the first of its process. If the process crashes, hangs or is killed by the kernel for
+its memory use, the result records that; if the job itself is interrupted, there is no result.
+`launch` does the same for several processes.
 """
 
 import json
@@ -25,15 +25,15 @@ SIGNAL_BASE = 128  # a shell's exit status for a process that died of signal n i
 
 
 class Job:
-    """A point on its way to a result, for whoever waits for the processes that measure it."""
+    """A point being measured, as seen by the process that waits for the measuring processes."""
 
     def __init__(self, point: Point, out: Path) -> None:
         self.point, self.out = point, out
         self._began_s, self._before = time.monotonic(), self._written_at()
-        relayed.clear()  # what interrupted an earlier job
+        relayed.clear()  # signals that interrupted an earlier job
 
     def is_written(self) -> bool:
-        """Whether there is a result, whatever its process did afterwards."""
+        """Whether this job wrote a result, whatever its process did afterwards."""
         return self._written_at() not in (None, self._before)
 
     def record(self, status: str, reason: str) -> int:
@@ -47,12 +47,12 @@ class Job:
 
 
 def run_job(point: Point, machine: str, out: Path) -> int:
-    """Run the point in its own process, and record an end that it could not record itself."""
+    """Run the point in its own process; if that dies without a result, record the reason."""
     job, arguments = Job(point, out), ["--point", point.to_json(), "--machine", machine]
     status = warm_start.run(RUNNER, [*arguments, "--out", str(out)])
     if job.is_written():
         return 0
-    if relayed:  # a crash after that says nothing about the point
+    if relayed:  # a crash after an interrupt is not the point's fault
         return SIGNAL_BASE + relayed[0]
     if -status == signal.SIGALRM:
         return job.record("failed", f"no result after {limit_s():g} s, so it was killed")
@@ -62,12 +62,12 @@ def run_job(point: Point, machine: str, out: Path) -> int:
 
 
 def shell_status(status: int) -> int:
-    """The exit status by which a shell reports that a process was killed by a signal."""
+    """A process's exit status as a shell reports it: 128 + n if signal n killed it."""
     return status if status >= 0 else SIGNAL_BASE - status
 
 
 def run_as_program(run: Callable[[], int]) -> int:
-    """The exit status of a script; what a user or a full disk can do to it is one line."""
+    """Run a script; user errors and a full disk end in one line instead of a traceback."""
     try:
         status = run()
     except (ValueError, OSError) as error:

@@ -1,13 +1,13 @@
-"""A measurement with several processes: starts and supervises torchrun. No torch.
+"""Start and supervise torchrun for a measurement with several ranks. No torch.
 
-Whether the machine can hold the ranks is checked without starting any. When a rank dies, torchrun
-ends the others; one that hangs is ended by the process group's timeout, and a job that makes no
-progress by a deadline. A failing rank writes an error file with a timestamp, because the errors of
-the others (a closed connection) are consequences of the first one; a rank that was killed cannot,
-so torchrun's own list of exit codes is read first. An interrupt leaves no result.
+Whether the machine can hold the ranks is checked before starting any. When a rank dies, torchrun
+ends the others; a hanging rank runs into the process group's timeout, a stuck job into a deadline.
+Failing ranks write timestamped error files: the first error is the cause, the others (a closed
+connection) are consequences. A killed rank cannot write one, so torchrun's own list of exit codes
+is read first. An interrupt leaves no result.
 
-The lock on the device is held here and not by the ranks, which are one measurement together. On
-several nodes each runs this; the node of rank 0 writes the result, the first node that notices a
+The device lock is held here, not by the ranks, which together are one measurement. With several
+nodes, each node runs this; the node of rank 0 writes the result, or the first node that notices a
 failure writes that.
 """
 
@@ -47,7 +47,7 @@ _FAILURE = re.compile(
 
 
 def torchrun_args(point: Point, ranks: Mapping[str, Any]) -> list[str]:
-    """Options of torchrun for the ranks of a point, as `ranks` of the configuration asks."""
+    """torchrun's options for the ranks of a point; `ranks` is that block of the configuration."""
     nnodes = point.settings["nnodes"]
     size = ["--nnodes", str(nnodes), "--nproc-per-node", str(ranks_per_node(point))]
     if nnodes == 1:
@@ -75,7 +75,7 @@ def why_unsupported(point: Point, machine: Machine) -> str | None:
 
 
 def ranks_per_node(point: Point) -> int:
-    """How many of the point's ranks run on each node; a ValueError if they cannot share evenly."""
+    """Ranks per node; a ValueError if the world size is not a multiple of the number of nodes."""
     world_size, nnodes = int(point.parameters["world_size"]), int(point.settings["nnodes"])
     if world_size % nnodes:
         raise ValueError(f"world_size = {world_size}; allowed: multiples of nnodes = {nnodes}")
@@ -83,7 +83,7 @@ def ranks_per_node(point: Point) -> int:
 
 
 def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> int:
-    """Measure the point with a torchrun command; the exit status for a shell."""
+    """Measure the point with a torchrun command; returns an exit status for a shell."""
     here, job = find_machine(), Job(point, out)
     if here.id != machine_of(machine):
         raise ValueError(f"machine = {machine!r}, but this is {here.id!r}; nothing is measured")
@@ -106,13 +106,13 @@ def run_ranks(point: Point, machine: str, out: Path, command: Sequence[str]) -> 
 
 
 def deadline_s(point: Point) -> float:
-    """Deadline of a job: twice the time that measuring may take, plus the start of the ranks."""
+    """Seconds until a job is killed: twice the time cap, plus an allowance for starting ranks."""
     return START_ALLOWANCE_S + 2 * float(point.settings["time_cap_s"])
 
 
 def run_torchrun(command: Sequence[str], point: Point, errors: Path) -> tuple[int | None, str]:
-    """Run a command and all it starts to the end, or until the point's deadline; its status, None
-    if it was killed, and the end of its stderr."""
+    """Run a command until it exits or the point's deadline passes, then kill whatever it left
+    running; returns its status, None if it was killed, and the end of its stderr."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     status: int | None = None
     with processes.relay_signals() as aim, contextlib.suppress(subprocess.TimeoutExpired):
@@ -139,7 +139,7 @@ def run_torchrun(command: Sequence[str], point: Point, errors: Path) -> tuple[in
 
 
 def rank_environment(point: Point, errors: Path) -> dict[str, str]:
-    """This environment's torchrun first, cores shared by the ranks, loopback on a single node."""
+    """Environment of the ranks: PATH, threads per rank, log folders, loopback on a single node."""
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks_per_node(point))),
@@ -171,10 +171,10 @@ def why_it_failed(
 
 
 def crashed_ranks(stderr: str) -> dict[int, int]:
-    """Rank to the signal it died of, from the list of failures that torchrun prints last.
+    """Map each crashed rank to the signal that killed it, from torchrun's final failure list.
 
-    torchrun itself kills a rank that ignores its SIGTERM for half a minute, so only a death soon
-    after the first failure is the rank's own.
+    torchrun itself kills ranks that ignore SIGTERM for half a minute, so only deaths soon after
+    the first failure count as crashes.
     """
     failures = [
         (datetime.strptime(when, "%Y-%m-%d_%H:%M:%S"), int(rank), -int(code))
@@ -188,15 +188,15 @@ def crashed_ranks(stderr: str) -> dict[int, int]:
 
 
 def read_errors(folder: Path) -> list[Mapping[str, Any]]:
-    """The error files of failing ranks, the first failure first."""
+    """The error files of failing ranks, earliest first."""
     errors = [json.loads(file.read_text()) for file in folder.glob("rank-*.json")]
     return sorted(errors, key=lambda error: int(error["at_ns"]))
 
 
 def _copy_lines(stream: IO[str], tail: deque[str]) -> None:
-    """Pass the ranks' error stream on, until an interrupt: the tracebacks after it are noise.
+    """Forward the ranks' stderr until an interrupt; tracebacks after that are noise.
 
-    Always read to the end, even if nobody reads ours: ranks would block on a full pipe.
+    Drain it to the end even if our own stderr is closed, or ranks would block on a full pipe.
     """
     for line in stream:
         tail.append(line)

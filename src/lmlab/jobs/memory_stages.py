@@ -5,12 +5,12 @@
     before_step      activations are freed, gradients exist
     after_step       plus the optimizer's state, created in its first step
 
-Each variant is built, stepped and torn down alone, so that a reading contains nothing of another.
-Peaks are those of a second step, which begins with the optimizer's state like all that follow: of
-forward with backward, and of the optimizer step; a CPU has no such counter.
+Variants are built, stepped and torn down one at a time, so no reading includes another variant.
+Peaks come from a second step, which starts with optimizer state like every later one: one peak for
+forward and backward, one for the optimizer step. A CPU has no peak counter.
 
-Records: `allocated` per variant, stage and rank; of the rank that has allocated most, `memory` per
-category, `reserved` (held by the allocator) and `device_memory` (as the device reports it, for the
+Records: `allocated` per variant, stage and rank; for the rank with the most allocated, `memory` per
+category, `reserved` (held by the allocator) and `device_memory` (reported by the device, for the
 `scope` it can distinguish: process or device); `peak_memory` per variant, phase and rank; `loss`
 per variant, step and rank; `expected_memory` per category, by the cost model for an unsharded rank.
 """
@@ -39,13 +39,13 @@ from lmlab.parallel.ddp import DataParallel
 
 @dataclass(frozen=True)
 class Training:
-    """A model, possibly wrapped by one of `lmlab.parallel`, and its optimizer."""
+    """A model, possibly wrapped by a class from `lmlab.parallel`, and its optimizer."""
 
     model: Any
     optimizer: torch.optim.Optimizer
 
     def categories(self) -> dict[str, Iterable[Tensor]]:
-        """Tensors by what they are for."""
+        """Tensors grouped by purpose."""
         parameters = list(self.model.parameters())
         buckets = self.model.buckets if isinstance(self.model, DataParallel) else ()
         return {
@@ -55,12 +55,12 @@ class Training:
         }
 
     def finish(self) -> None:
-        """What a wrapper does between backward and the optimizer."""
+        """Wait for the wrapper's gradient synchronization, if it has one."""
         if isinstance(self.model, DataParallel | FSDP):
             self.model.finish_gradient_synchronization()
 
     def backward(self, work: RankWork) -> Tensor:
-        """Gradients of one step; its loss, which is not read: that would wait for the device."""
+        """Run forward and backward; the loss stays a tensor, since reading it would synchronize."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = work.loss(self.model)
         loss.backward()
@@ -68,15 +68,15 @@ class Training:
         return loss.detach()
 
     def step(self, work: RankWork) -> Tensor:
-        """One training step; its loss."""
+        """Run one training step and return its loss."""
         loss = self.backward(work)
         self.optimizer.step()
         return loss
 
 
 def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that holds the state of this rank: the one that PyTorch's sharded optimizer
-    wraps, else itself."""
+    """The optimizer that holds this rank's state: the one inside PyTorch's sharded optimizer, else
+    the optimizer itself."""
     return getattr(optimizer, "optim", optimizer)
 
 

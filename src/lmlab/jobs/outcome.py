@@ -1,8 +1,8 @@
 """How measuring a point can end: with numbers, or with a reason why there are none.
 
-A table with a hole raises a question; a table that says "out of memory: asked for 40 GiB" answers
-it. So what a device cannot do is a value like any other. Only an interrupt leaves no trace: a
-person or a scheduler stopped the job, which says nothing about the point.
+A gap in a table raises a question; "out of memory: asked for 40 GiB" answers it. So what a device
+cannot do is recorded like any number. Only an interrupt leaves no result: a person or a scheduler
+stopped the job, and the point is not to blame.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 NOTHING_WRITTEN = 2  # exit status of a program that has no result to write
 TOTAL = "total"
 LONGEST_REASON = 300
-# Signals by which the kernel or a library ends a process that went wrong. SIGINT and SIGTERM are
-# requests to stop, after which the point is as unmeasured as before.
+# Signals that mean a process crashed, or that the kernel killed it. SIGINT and SIGTERM are requests
+# to stop and leave the point unmeasured.
 CRASHES = frozenset(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGKILL")
@@ -57,7 +57,7 @@ def without_numbers(status: Status, reason: str) -> Outcome:
 
 
 def death_reason(number: int) -> str:
-    """Why there are no numbers if a process died of that signal."""
+    """The reason to record for a process that was killed by a signal."""
     name = signal.Signals(number).name
     hint = ", perhaps by the kernel because memory ran out" if name == "SIGKILL" else ""
     return f"process killed by {name}{hint}"

@@ -1,10 +1,10 @@
-"""Points that are refused before they are measured, because a device lacks what they ask for.
+"""Refuse points before measuring them if the device lacks what they ask for.
 
-Where PyTorch has no fast matrix products of a 16-bit type for a CPU it multiplies element by
-element, hundreds of times slower than fp32: a study of minutes would take most of an hour. Such
-points end with a reason, unless they are small. A refusal changes no number, so this module counts
-in no fingerprint. FLOP counters are imported by path at run time, or they would be in the
-fingerprint of every point. A cold start is never probed: its first product is what it measures.
+On a CPU for which PyTorch has no fast 16-bit matmul, it multiplies element by element, hundreds of
+times slower than fp32: a study of minutes would take most of an hour. Such points end with a
+reason, unless they are small. A refusal changes no number, so this module is in no fingerprint;
+FLOP counters are imported by path at run time, or they would be in the fingerprint of every point.
+A cold start is never probed: its first matmul is what it measures.
 """
 
 import timeit
@@ -25,17 +25,17 @@ from lmlab.study.points import Point
 NARROW_HEAD = 16
 SLOW = 50  # slower than fp32 by this factor; a dtype with a fast matmul is within a small multiple
 LONGEST_STEP_S = 0.5  # for a slow type: a point has some fifteen steps, a chapter dozens of points
-PROBE = 256  # rows and columns of the product that is timed: a fifth of a second where it is slow
+PROBE = 256  # side of the square matmul that is timed: a fifth of a second where it is slow
 
 
 def refuse_unsupported(point: Point, device: torch.device) -> None:
-    """Raise `Unsupported` for a point that is not measured on this device, with the reason."""
+    """Raise `Unsupported`, with the reason, for a point that this device cannot measure."""
     asked = {**point.settings, **point.parameters}
     if "precision" in asked and (lacks := precision.why_unsupported(asked["precision"], device)):
         raise Unsupported(lacks)
     # Variants of one point are checked one by one, where they are measured.
     if "attention" in asked and "variants" not in asked:
-        # Ranks choose their size where they run; every variant supports narrow heads.
+        # Ranks choose their size at run time; every variant supports narrow heads.
         head_dim = asked["d_model"] // asked["num_heads"] if "num_heads" in asked else NARROW_HEAD
         dtype = precision_named(asked["precision"]).dtype
         reason = why_unsupported(asked["attention"], device=device, dtype=dtype, head_dim=head_dim)
@@ -60,9 +60,9 @@ def refuse_slow_type(asked: Mapping[str, Any]) -> None:
 
 
 def flops_of_step(asked: Mapping[str, Any]) -> float:
-    """FLOPs of the matrix products of a step of our model, or of attention forward and backward.
+    """Matmul FLOPs of a step of our model, or of attention forward and backward.
 
-    0 where they are not known: a user's own model, ranks that choose their size, plain arithmetic.
+    0 where unknown: a user's own model, ranks that choose their size, plain arithmetic.
     """
     if asked.get("model") == OUR_MODEL and "d_model" in asked:
         shape_class = import_path.resolve("lmlab.model.shape:ModelShape")
@@ -78,8 +78,8 @@ def flops_of_step(asked: Mapping[str, Any]) -> float:
 
 @cache
 def product_s(dtype: torch.dtype) -> float:
-    """Seconds of one product of square matrices, the first of three warms up; in one thread, since
-    more would wait for other users of a core many times as long as the product in fp32 takes."""
+    """Seconds of one square matmul, best of three. On a single thread: several would wait for other
+    users of a core for many times as long as the matmul takes in fp32."""
     matrix, threads = torch.ones(PROBE, PROBE, dtype=dtype), torch.get_num_threads()
     torch.set_num_threads(1)
     try:

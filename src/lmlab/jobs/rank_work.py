@@ -1,15 +1,15 @@
 """What one rank of a data-parallel job computes, and the records that these chapters share.
 
 All ranks start from the same seeded weights and draw their own tokens, so that their gradients
-differ and averaging them has an effect. The optimizer is `torch.optim.AdamW` for all variants:
-these chapters compare communication, and PyTorch's sharded variants take PyTorch's optimizers. The
-other chapters use the library's own AdamW.
+differ and averaging them has an effect. All variants use `torch.optim.AdamW`: these chapters
+compare communication, and PyTorch's sharded variants require PyTorch's optimizers. The other
+chapters use the library's own AdamW.
 
 Records: `time` per variant and phase (slowest rank of each round) and, from a few profiled steps,
-device time (busiest rank of each step); `rank_time` per variant, phase and rank; from one more
-profiled step per variant `profiled_time` per activity (compute, communication, copies, and
-overlapped: computation while a message was in flight; rank 0), `messages_seen`, `messages_seen_as`,
-and `overlapped_share` per rank; what a step consists of.
+device time (busiest rank of each step); `rank_time` per variant, phase and rank; parameters, tokens
+and other facts about a step. One more profiled step per variant gives rank 0's `profiled_time` per
+activity (compute, communication, copies, and overlapped: compute while a message was in flight),
+`messages_seen` and `messages_seen_as`, and `overlapped_share` per rank.
 """
 
 import gc
@@ -35,13 +35,13 @@ from lmlab.study.points import Point
 
 Ready = Callable[[], AbstractContextManager[Callable[[], object]]]
 """Within the context a variant has its memory and is warm; yields its step."""
-# Far enough apart that no two ranks of neighbouring seeds draw the same tokens.
+# Large enough that no two ranks draw the same tokens, even if studies use neighboring seeds.
 SEED_STRIDE = 10_007
 ACTIVITIES = ("compute", "communication", "copies", "overlapped")
 
 
 def candidates(point: Point) -> dict[str, Workload]:
-    """What a point may be measured with, by size in the study's order."""
+    """The workloads a point may be measured with, by size, in the study's order."""
     return {
         shape["size"]: workload_of(point, mode="train_step", **shape)
         for shape in point.settings["sizes"]
@@ -89,7 +89,7 @@ def expected_memory(workload: Workload, device: torch.device) -> footprint.Footp
 
 
 def take_turns(steps: Mapping[str, TimedStep], point: Point, device: torch.device) -> Rounds:
-    """Rounds of all variants, as many as the point asks for and its time allows."""
+    """Time all variants in interleaved rounds, with the point's warm-up, rounds and time cap."""
     asked = {key: point.settings[key] for key in ("warmup", "rounds", "time_cap_s")}
     return interleave(steps, device=device, **asked)
 
@@ -113,7 +113,7 @@ def relative_error(found: Iterable[float], expected: Iterable[float]) -> float:
 
 
 def why_wrong(variant: str, what: str, error: float, allowed: float) -> list[Record]:
-    """The record of a variant that is not timed because its results differ too much; or nothing."""
+    """A failed `time` record for a variant whose error exceeds the tolerance, else no record."""
     if error <= allowed:
         return []
     reason = f"{what} are off by {error:.2g}, {allowed:g} is allowed"
@@ -146,8 +146,8 @@ def round_records(rounds: Rounds, phases: Sequence[str] = ("total",)) -> list[Re
 def overlap_records(
     variants: Mapping[str, Ready], device: torch.device
 ) -> tuple[list[Record], dict[str, Any]]:
-    """Profiled steps of every variant: records, and rank 0's intervals of one for a figure."""
-    profile_overlap(lambda: None, device)  # the first session on a GPU takes seconds, loses kernels
+    """Profile every variant; returns records, and this rank's intervals by variant for a figure."""
+    profile_overlap(lambda: None, device)  # the first session is slow and may lose kernels
     records: list[Record] = []
     intervals = {}
     for variant, ready in variants.items():
@@ -171,8 +171,8 @@ def overlap_records(
 def device_time_record(
     variant: str, step: Callable[[], object], device: torch.device
 ) -> list[Record]:
-    """Busy time of a step on its busiest rank; nothing on a CPU. The driver time-slices ranks that
-    share a GPU, so a kernel's duration includes the slices of the others."""
+    """Busy time of the device per step, on the busiest rank; no record on a CPU. The driver
+    time-slices ranks that share a GPU, so a kernel's duration includes other ranks' slices."""
     ranks = [own for own in across_ranks.gather(device_time(step, device)) if own]
     if not ranks:
         return []
@@ -182,7 +182,7 @@ def device_time_record(
 
 
 def work_records(work: RankWork, model: nn.Module) -> list[Record]:
-    """What a step consists of on each rank."""
+    """Facts about a step: its size, optimizer, profiler and threads."""
     return [
         value("parameters", sum(p.numel() for p in model.parameters()), ""),
         value("gradient_bytes", sum(p.nbytes for p in model.parameters()), "B"),

@@ -1,12 +1,12 @@
-"""One rank of a measurement: the program that torchrun starts once per rank.
+"""One rank of a measurement; torchrun starts this program once per rank.
 
     torchrun ... -m lmlab.jobs.ranks --point JSON --out PATH
 
-Every rank joins the process group and calls the chapter's `measure(point, device)`; rank 0 writes
-what it returned, and in `data.ranks` what the process group reports. What a chapter wants from
-other ranks it gathers itself. The point's `placement` says where ranks run: `own_gpu` (one each,
-NCCL), `shared_gpu` (all on one; gloo, since NCCL refuses two ranks on a device) or `cpu` (each with
-its share of the cores; gloo).
+Every rank joins the process group and calls the chapter's `measure(point, device)`. Rank 0 writes
+the outcome, with a description of the process group in `data.ranks`; chapters gather values from
+other ranks themselves. The point's `placement` says where ranks run: `own_gpu` (one each, NCCL),
+`shared_gpu` (all on one; gloo, since NCCL refuses two ranks on a device) or `cpu` (each with its
+share of the cores; gloo).
 
 A failing rank writes an error file and exits without destroying the process group; a clean shutdown
 would deadlock. A barrier after joining and one before leaving keep a fast rank from closing
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def take_part(point: Point) -> Result | None:
-    """Join the group, measure, and leave it together; what rank 0 writes."""
+    """Join the process group, measure, leave it together; returns the result on rank 0."""
     import_from_working_folder()
     placement = str(point.parameters["placement"])
     device = torch_device("cpu" if placement == "cpu" else "cuda")
@@ -88,12 +88,12 @@ def take_part(point: Point) -> Result | None:
 
 
 def from_torchrun(variable: str) -> int:
-    """A number that torchrun gives each rank in its environment."""
+    """An integer that torchrun sets in each rank's environment."""
     return int(os.environ[variable])
 
 
 def join(backend: str, device: torch.device) -> None:
-    """Initialise the default process group, and wait until all ranks have."""
+    """Initialize the default process group and wait for all ranks."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT_S)))
@@ -103,7 +103,7 @@ def join(backend: str, device: torch.device) -> None:
 
 
 def describe_group(point: Point, device: torch.device) -> dict[str, Any]:
-    """What the process group reports; `gpus` are those that the ranks use together."""
+    """Describe the process group; `gpus` is how many GPUs all ranks use together."""
     world_size = dist.get_world_size()
     gpus = {"own_gpu": world_size, "shared_gpu": 1, "cpu": 0}
     return {
@@ -117,7 +117,7 @@ def describe_group(point: Point, device: torch.device) -> dict[str, Any]:
 
 
 def leave(outcome: Outcome) -> NoReturn:
-    """Write the error file, if anyone asked for it, and exit now; torchrun then ends the others."""
+    """Write the error file, if a folder is set, and exit at once; torchrun ends the other ranks."""
     if folder := os.environ.get(RANK_ERRORS):
         failure = {"status": outcome.status, "reason": outcome.reason}
         error = {"rank": from_torchrun("RANK"), "at_ns": time.time_ns(), **failure}

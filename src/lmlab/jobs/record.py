@@ -1,9 +1,9 @@
-"""From the outcome of a point to its result: the numbers with their provenance.
+"""Turn the outcome of a point into its result: the numbers with their provenance.
 
 A record is opened before the measurement and closed after it. The code's fingerprint is taken at
-the start, because a file edited while a long point runs is not the file that it runs.
+the start, because a file may be edited while a long point runs.
 
-As a program this writes a result without numbers, for whoever waited for processes that have died:
+Run as a program, this writes a result without numbers on behalf of processes that died:
 
     python -m lmlab.jobs.record '{"point": P, "out": PATH, "status": S, "reason": R, "began_s": T}'
 """
@@ -22,19 +22,19 @@ from lmlab.jobs.registry import fingerprint
 from lmlab.measure.environment import commit, versions
 from lmlab.measure.identity import Machine, find_machine
 from lmlab.measure.time_spent import spent_s
-from lmlab.study.files import ROOT
+from lmlab.study.files import ROOT, NotWritten
 from lmlab.study.points import Point, point_from_json
 from lmlab.study.results import Result
 
 
 class Record:
-    """What is known of a result before its numbers are, taken when the point begins.
+    """The parts of a result that are known before its numbers, captured when the point begins.
 
     Not to be confused with the records of `measure.records`, each of which is one number.
     """
 
     def __init__(self, point: Point, machine: Machine, *, began_s: float | None = None) -> None:
-        """For a point that begins now, or began at that time of the monotonic clock."""
+        """Open a record; `began_s` is the point's start on the monotonic clock (default: now)."""
         self.point, self.machine = point, machine
         self.code_fingerprint = fingerprint(point)
         self.commit = commit(ROOT)
@@ -43,7 +43,7 @@ class Record:
         self.started_at = datetime.now(UTC) - timedelta(seconds=now_s - self.began_s)
 
     def close(self, outcome: Outcome, flags: Iterable[str] = ()) -> Result:
-        """The result of the point, as it is written; `flags` are those of its device."""
+        """Build the point's result; `flags` are those of its device."""
         flags = [*outcome.flags, *flags, *(["noisy"] if outcome.noisy else [])]
         return Result(
             **vars(self.point),
@@ -63,9 +63,11 @@ class Record:
 
 
 def write(result: Result, out: Path) -> int:
-    """Write a result and print its headline; one that is too large or not finite is a failure."""
+    """Write a result and print its headline; an invalid one is recorded as a failure instead."""
     try:
         result.write(out)
+    except NotWritten:  # a full disk does not make the result invalid
+        raise
     except ValueError as error:
         reason = without_numbers("failed", str(error)).reason
         result = replace(result, status="failed", reason=reason, measurements=(), data={})

@@ -1,9 +1,9 @@
-"""Chapters by name, and the code that a point of each runs: what makes its result stale.
+"""Chapters by name, and the code that each point runs, whose changes make its result stale.
 
-A chapter is a package named after it: a list of chapters would be code that every point runs, and a
-new chapter would make all results stale. A number depends on the source files of the chapter and
-its topic, of the runner around it, and of the attention variants and the model class that the point
-names. A variant that no point names can change without a single remeasurement.
+Chapters are found by package name: a list of them would be code that every point runs, so a new
+chapter would make all results stale. A result depends on the source files of its chapter and topic,
+of the runner, and of the attention variants and the model class that the point names. Editing a
+variant that no point names makes nothing stale.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ def load(chapter: str) -> Callable[[Point, torch.device], Outcome]:
 
 
 def has_ranks(point: Point) -> bool:
-    """Whether the point is measured by several processes, which torchrun starts."""
+    """Whether the point is measured by ranks that torchrun starts."""
     return "world_size" in point.parameters
 
 
 def code_modules(point: Point) -> list[str]:
-    """The modules that a point starts from; what they import follows from their files."""
+    """The root modules of a point's code; what they import is found by reading their files."""
     runner = RANK_RUNNER if has_ranks(point) else RUNNER
     chapter = f"lmlab.chapters.{point.chapter}.measure"
     topic = f"{chapter}.{point.parameters.get('topic')}"
     named = [import_path.split(path)[0] for _, _, path in _named_code(point)]
-    # A chapter with topics imports the module of the point's topic by name, as a variant's.
+    # Topic modules are imported by name, like variants, so no import statement leads to them.
     return [runner, chapter, *([topic] if locate(topic, search_path()) else []), *named]
 
 
@@ -73,7 +73,9 @@ def check_code(point: Point) -> None:
     """Check that the model and the attention variants of a point exist, without importing them."""
     for key, name, path in _named_code(point):
         if reason := _why_missing(*import_path.split(path)):
-            problem = f"{key} = {name!r}: {reason}; allowed: anything importable"
+            problem = (
+                f"{key} = {name!r}: {reason}; allowed: an import path of something that exists"
+            )
             raise import_path.ImportPathError(problem)
 
 
@@ -99,16 +101,16 @@ def _why_missing(module: str, name: str) -> str | None:
 
 
 def fingerprint(point: Point) -> str:
-    """A hash of the code that measures the point; a user's own is found as when it runs."""
+    """A hash of the code that measures the point; user code is looked up as at run time."""
     return fingerprint_of(tuple(code_modules(point)), search_path())
 
 
 @cache  # hundreds of points run the same few modules
 def fingerprint_of(modules: tuple[str, ...], path: tuple[str, ...]) -> str:
-    """A hash of the code that starts from modules."""
+    """A hash of the code reachable from these modules."""
     return code_fingerprint(modules, path, excluded=EXCLUDED_FROM_FINGERPRINT)
 
 
 def search_path() -> tuple[str, ...]:
-    """Where modules are looked for: here first, then among our sources, then installed."""
+    """Module search path: the working folder, then our sources, then installed packages."""
     return (os.getcwd(), str(ROOT / "src"), *sys.path)

@@ -1,12 +1,12 @@
-"""One point measured in this process: the program that a measurement job runs.
+"""Measure one point in this process; the program that a measurement job runs.
 
     python -m lmlab.jobs.run --point JSON --machine ID --out PATH
 
-The machine must be the one that the result is stored under: a job that a scheduler placed elsewhere
-would store one GPU's numbers under another's name. Two measurements never overlap on a device,
-whoever started them. Running out of memory, or any other error of the measured code, ends with a
-result. At its time limit SIGALRM kills the process, even while it waits for a kernel that never
-returns. An interrupt, or a machine that is not ready to measure at all, writes nothing.
+The machine must be the one that the result is stored under: a job scheduled elsewhere would store
+one GPU's numbers under another's name. Measurements on one device never overlap, whoever started
+them. Running out of memory, or any other error in the measured code, is recorded as a result. At
+the time limit SIGALRM kills the process, even if it waits for a kernel that never returns. An
+interrupt, or a machine that is not ready to measure at all, writes nothing.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CUDA_OOM = re.compile(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure one point and write its result; 2 if there is nothing to measure it on."""
+    """Measure one point and write its result; exit status 2 if nothing is written."""
     parser = argparse.ArgumentParser(prog="lmlab.jobs.run", description="Measure one point.")
     parser.add_argument("--point", required=True, help="the point as JSON")
     parser.add_argument("--machine", required=True, help="this machine: ID, or ID@LABEL")
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_point(point: Point, machine: Machine, out: Path) -> Result:
-    """The result of a point, measured in this process with exclusive use of its device; the folder
-    of `out` shows how much of the chapter's time budget is left."""
+    """Measure a point in this process with exclusive use of its device; the results next to `out`
+    show how much of the chapter's time budget is left."""
     import_from_working_folder()
     device = torch_device(machine.device)
     with exclusive(machine.device), budget.enforced(budget.limit_s()):
@@ -80,7 +80,7 @@ def measure_point(point: Point, machine: Machine, out: Path) -> Result:
 
 
 def import_from_working_folder() -> None:
-    """Let a user's own model or attention be imported from where the study runs."""
+    """Make a user's own model or attention importable from the working folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -100,7 +100,7 @@ def attempt(point: Point, device: torch.device) -> Outcome:
 
 
 def memory_reason(error: BaseException, device: torch.device) -> str:
-    """What was asked for and what the device has, from the allocator's message."""
+    """How much was requested and how much was free, from the allocator's message."""
     message = str(error)
     if gpu := CUDA_OOM.search(message):
         asked, capacity, free = gpu.groups()

@@ -1,10 +1,10 @@
-"""Whether a point has a result, and whether that is stale. No torch.
+"""Whether a point has a result, and whether it is stale. No torch.
 
-Snakemake reruns what its own records call stale, but those records do not travel with results: in a
-fresh clone every result looks current. A result carries the fingerprint of its code, its settings
-and the version of torch, so it can be compared with the present without any record. Which modules
-count as its code is in jobs/registry.py, what counts within them in study/fingerprint.py; what
-Snakemake itself reruns, in rules/common.smk.
+Snakemake decides what to rerun from its own records, which do not travel with results: in a fresh
+clone every result looks current. A result carries its code fingerprint, its settings and its torch
+version, so staleness can be judged without those records. jobs/registry.py defines which modules
+count as a point's code, study/fingerprint.py what counts within them, and rules/common.smk what
+Snakemake reruns.
 """
 
 import re
@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmlab.jobs.budget import SKIPPED_PREFIX
 from lmlab.jobs.registry import fingerprint
 from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, locate
@@ -25,8 +26,9 @@ MISSING, UNREADABLE = "missing", "unreadable"
 FAILED, UNCOMMITTED = "with failed variants", "from uncommitted code"
 CODE, SETTINGS = "stale (code changed)", "stale (settings changed)"
 TORCH = "stale (measured with another torch)"
-COUNTED = (FAILED, CODE, SETTINGS, TORCH, UNCOMMITTED)
-# Between two points: a process starts, and Snakemake chooses the next job.
+SKIPPED = "skipped for lack of time"
+COUNTED = (FAILED, SKIPPED, CODE, SETTINGS, TORCH, UNCOMMITTED)
+# Overhead per point: starting its process, and Snakemake choosing the next job.
 START_S = 0.5
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
@@ -38,8 +40,13 @@ class PointState:
     point: Point
     state: str  # a result's status, or missing, or unreadable
     remarks: Sequence[str] = ()  # why there are no numbers, failed variants, what makes it stale
-    counted: Collection[str] = ()  # which of `COUNTED` are true of it
-    elapsed_s: float | None = None  # how long the present result took
+    counted: Collection[str] = ()  # which of `COUNTED` apply
+    elapsed_s: float | None = None  # how long measuring the result took
+
+    @property
+    def due(self) -> bool:
+        """Whether it is measured again even if Snakemake has no record of it."""
+        return not {CODE, SETTINGS, SKIPPED}.isdisjoint(self.counted)
 
     @property
     def needs_attention(self) -> bool:
@@ -49,7 +56,7 @@ class PointState:
 
 
 def state_of(point: Point, results: Path, machine: str, torch_version: str | None) -> PointState:
-    """Compare a machine's result with the present; without a version, torch is not compared."""
+    """Compare a result with the current code, settings and torch (not compared if None)."""
     path = point.path(results, machine)
     if not path.exists():
         return PointState(point=point, state=MISSING)
@@ -57,9 +64,11 @@ def state_of(point: Point, results: Path, machine: str, torch_version: str | Non
         result = checked(read(path), point, path, machine)
     except ResultError as error:
         return PointState(point=point, state=UNREADABLE, remarks=[str(error)])
-    found: dict[str, list[str]] = {}  # of what is counted, its remarks
+    found: dict[str, list[str]] = {}  # remarks by entry of `COUNTED`
     if failed := result.failed_variants():
         found[FAILED] = failed
+    if (result.reason or "").startswith(SKIPPED_PREFIX):
+        found[SKIPPED] = []
     if result.code_fingerprint != fingerprint(point):
         found[CODE] = ["stale: code changed"]
     then, now = result.settings, point.settings
@@ -70,7 +79,7 @@ def state_of(point: Point, results: Path, machine: str, torch_version: str | Non
     ]:
         found[SETTINGS] = [f"stale: settings changed ({', '.join(settings)})"]
     torch_then = str(result.versions["torch"])
-    # Without the build's label: the package is called 2.13.0, torch says 2.13.0+cu130.
+    # Ignore the build label: the package's version is 2.13.0, torch reports 2.13.0+cu130.
     if torch_version and torch_then.partition("+")[0] != torch_version.partition("+")[0]:
         found[TORCH] = [f"measured with torch {torch_then}"]
     if result.commit["dirty"]:
@@ -86,7 +95,7 @@ def state_of(point: Point, results: Path, machine: str, torch_version: str | Non
 
 
 def summary(states: Sequence[PointState]) -> str:
-    """Number of points by state, and remarks about them."""
+    """Count points by state, then those to which a remark of `COUNTED` applies."""
     counts = Counter(each.state for each in states)
     counted = Counter(what for each in states for what in each.counted)
     parts = [f"{count} {state}" for state, count in counts.most_common()]
@@ -95,10 +104,10 @@ def summary(states: Sequence[PointState]) -> str:
 
 
 def estimate(states: Sequence[PointState]) -> str:
-    """How long measuring what is missing or stale will take, from what it took the last time with
-    the same settings."""
-    due = [each for each in states if each.state == MISSING or each.needs_attention]
-    before = [each for each in due if SETTINGS not in each.counted]
+    """How long measuring the missing and stale points will take, based on their last measurement
+    with the same settings."""
+    due = [each for each in states if each.state == MISSING or each.due or each.needs_attention]
+    before = [each for each in due if {SETTINGS, SKIPPED}.isdisjoint(each.counted)]
     known = [each.elapsed_s + START_S for each in before if each.elapsed_s is not None]
     parts = [f"about {sum(known) / 60:.2g} min for {len(known)} measured before"] if known else []
     if unknown := len(due) - len(known):
@@ -107,14 +116,14 @@ def estimate(states: Sequence[PointState]) -> str:
 
 
 def advice(study: str, machine: str, *, measuring: bool) -> str:
-    """What to do about stale results; those of another machine cannot be measured again here."""
+    """What to do about stale results; another machine's cannot be remeasured here."""
     command = ["lmlab", "status", "--machine", machine, "--config", f"study={study}"]
     again = "; delete those that `snakemake -n` does not plan to measure" if measuring else ""
     return f"`{shlex.join(command)}` lists them{again}"
 
 
 def report_fingerprint(program: str, chapters: Iterable[str]) -> str:
-    """A hash of the code by which a module turns the results of some chapters into pages."""
+    """A hash of the code that renders pages: module `program` and the chapters' page modules."""
     path = (str(ROOT / "src"),)
     pages = (f"lmlab.chapters.{chapter}.page" for chapter in chapters)
     return code_fingerprint([program, *(page for page in pages if locate(page, path))], path)

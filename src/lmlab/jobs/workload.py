@@ -1,4 +1,4 @@
-"""What is run when a model is timed: the model, its batch, and a step cut into phases.
+"""What a model measurement runs: the model, its batch, and a step split into phases.
 
 `forward` computes logits without a gradient, as inference does. `forward_backward` adds the loss
 and the gradients. `train_step` is what training repeats: zero_grad, forward with loss, backward,
@@ -29,7 +29,7 @@ from lmlab.study.points import Point
 
 Phases: TypeAlias = list[tuple[str, Callable[[], None]]]
 
-# What the cost model assumes, and the name for the attention of a model that takes no choice.
+# What the cost model assumes; also stands for a user model's built-in attention.
 OWN_ATTENTION = "naive"
 FROM_SHAPE = ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff")
 
@@ -52,8 +52,8 @@ class Workload:
         return self.model == loading.DEFAULT
 
     def build(self, device: torch.device) -> nn.Module:
-        """The model with random weights, made on the device; a user's class need not know about
-        attention or devices."""
+        """Build the model with random weights on the device; a user's class need not accept
+        `attention` or `device`."""
         model_class = loading.load_class(self.model)
         accepted = inspect.signature(model_class).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
@@ -72,7 +72,7 @@ class Workload:
         ).to(device)
 
     def batch(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Random tokens and their successors, each (batch, context)."""
+        """Random tokens and next-token targets, each (batch, context)."""
         generator = torch.Generator().manual_seed(self.seed)
         size = (self.shape.batch, self.shape.context + 1)
         tokens = torch.randint(self.shape.vocab_size, size, generator=generator).to(device)
@@ -86,8 +86,8 @@ class Workload:
 
 
 def workload_of(point: Point, **more: Any) -> Workload:
-    """Read a point's parameters and settings, which were checked when the study was, and `more`
-    that it does not name, such as its mode."""
+    """Build the workload from a point's parameters and settings, validated with the study, and from
+    `more` keys that a point lacks, such as the mode."""
     asked = {**point.settings, **point.parameters, **more}
     return Workload(
         shape=ModelShape(**{key: asked[key] for key in ModelShape.__dataclass_fields__}),
