@@ -43,7 +43,7 @@ from lmlab.measure.trace.nsys_command import (
 from lmlab.study import config_file
 from lmlab.study.config import load
 from lmlab.study.files import REFERENCES, TEMPLATES, check_writable
-from lmlab.study.run_lock import hold
+from lmlab.study.run_lock import acquire
 from lmlab.study.selection import REPEAT, check_results_exist, machine_of, select
 
 RESULTS = "results"
@@ -72,7 +72,7 @@ try:
         fingerprint(point)
     check_results_exist(SELECTION, Path(RESULTS), HERE.id)
     if workflow.is_main_process and not workflow.output_settings.dryrun:
-        RUN_LOCK = hold(Path(".snakemake"))
+        RUN_LOCK = acquire(Path(".snakemake"))
 except ValueError as error:
     stop(error)
 REPORT = config["report"]
@@ -282,8 +282,9 @@ onsuccess:
     if any(state.needs_attention for state in states):
         todo = advice(STUDY.name, MACHINE, measuring=MEASURING)
         print(f"{summary(states)}; {todo}", file=sys.stderr)
-    # A part that could not be rendered does not fail the report, so name it here.
-    rendering = Path(f"logs/{REPORT}/report.log")
-    for line in rendering.read_text().splitlines() if rendering.exists() else ():
-        if line.startswith("not rendered: "):
-            print(line, file=sys.stderr)
+    # A part that could not be rendered does not fail its page, so name it here.
+    logs = (Path(log) for job in workflow.dag.finished_jobs for log in job.log)
+    for log in filter(Path.exists, logs):
+        for line in log.read_text(errors="replace").splitlines():
+            if line.startswith("not rendered: "):
+                print(line, file=sys.stderr)

@@ -1,10 +1,12 @@
-"""Helpers for child processes: waiting, liveness, git, and the scripts of workflow rules."""
+"""Helpers for child processes: waiting, liveness, warm helpers, git, scripts of workflow rules."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,10 +19,10 @@ LMLAB = (sys.executable, "-c", "import sys; from lmlab.cli import main; sys.exit
 DEADLINE_S = 300.0  # for events that take milliseconds on an idle machine
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], what: str = "a condition") -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S:g} s for {what}"
         time.sleep(0.01)
 
 
@@ -30,6 +32,24 @@ def is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+@contextlib.contextmanager
+def warm_helpers() -> Iterator[str]:
+    """LMLAB_RUNTIME_DIR for a test's own warm helpers, which end with it."""
+    command = [sys.executable, "-m", "lmlab.measure.warm_start", "--stop"]
+    # In /tmp, because the address of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="lmlab-", dir="/tmp") as folder:
+        try:
+            yield folder
+        finally:
+            subprocess.run(command, env={**os.environ, "LMLAB_RUNTIME_DIR": folder}, check=True)
+
+
+def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a program with these variables, and a pipe for each of its streams."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, cwd=cwd, env={**os.environ, **env}, text=True, **pipes)
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -50,11 +70,5 @@ def start_script(
 ) -> subprocess.Popen[str]:
     """Start the script of a workflow rule as a direct child, which a test can interrupt."""
     given = ["--point", point.to_json(), "--machine", find_machine().id, "--out", str(out)]
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "workflow" / "scripts" / name), *given, *command],
-        cwd=cwd,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    script = str(ROOT / "workflow" / "scripts" / name)
+    return start([sys.executable, script, *given, *command], cwd=cwd, env=env)

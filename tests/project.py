@@ -9,8 +9,8 @@ from lmlab.cli.report import write_report
 from lmlab.study.config import Study, load
 from lmlab.study.files import ROOT
 
-H200 = ROOT / "results" / "nvidia-h200"
-GOLDEN = ROOT / "tests" / "golden" / "results" / "cpu-golden"
+H200_RESULTS = ROOT / "results" / "nvidia-h200"
+GOLDEN_RESULTS = ROOT / "tests" / "golden" / "results" / "cpu-golden"
 STEP = (
     "end_to_end/size~cpu-small/context~16/batch~2/precision~fp32/mode~train_step/attention~naive/"
     "warmup~1/start~warm.json"

@@ -31,7 +31,7 @@ SHOWN = {None, LogEvent.RUN_INFO, LogEvent.ERROR, LogEvent.DEBUG_DAG}
 EMPTY = {"", "None", "Select jobs to execute..."}
 SHELL_FAILED = "RuleException:\nCalledProcessError"
 INTERRUPT = "Terminating processes on user request"
-INTERRUPTED = "interrupted; results so far are kept, and the same command measures the rest"
+INTERRUPTED = "interrupted; finished results are kept, and the same command measures the rest"
 
 
 class LogHandler(LogHandlerBase):
@@ -47,8 +47,8 @@ class LogHandler(LogHandlerBase):
         """Start with nothing measured; RUN_INFO brings the number of jobs."""
         self.in_full = self.common_settings.dryrun or self.common_settings.verbose
         self.interrupted = False
-        self.expected = self.done = 0
-        self.began = 0.0
+        self.expected, self.began = 0, 0.0
+        self.done: set[int] = set()  # jobs that finished or failed
         self.running: dict[int, tuple[str, Sequence[str]]] = {}  # name and outputs of each job
         self.logs: dict[str, tuple[int, int]] = {}  # stamps of the logs as earlier runs left them
 
@@ -64,9 +64,7 @@ class LogHandler(LogHandlerBase):
         if INTERRUPT in text and not self.in_full:
             text, self.interrupted = INTERRUPTED, True
         # A failed shell command, printed in full; the line of the job says why it failed.
-        if text.startswith(SHELL_FAILED) and not self.in_full:
-            return
-        if text not in EMPTY:
+        if text not in EMPTY and (self.in_full or not text.startswith(SHELL_FAILED)):
             print(text, file=sys.stderr, flush=True)
 
     def _progress(self, event: LogEvent | None, fields: dict[str, Any]) -> str:
@@ -78,9 +76,10 @@ class LogHandler(LogHandlerBase):
             self.logs |= {log: stamp(log) for log in fields["log"]}
         elif event == LogEvent.JOB_FINISHED:
             return self._finish(fields["job_id"])
-        elif event == LogEvent.JOB_ERROR and self._broke(fields):
+        elif event == LogEvent.JOB_ERROR:
+            self.done.add(fields["jobid"])
             name, _ = self.running.get(fields["jobid"], (fields["rule_name"], ()))
-            return failure(name, fields)
+            return failure(name, fields) if self._broke(fields) else ""
         elif event == LogEvent.GROUP_ERROR:
             count, logs = len(fields["job_error_info"]), ", ".join(map(str, fields["aux_logs"]))
             see = f", see {logs}" if logs else ""  # there is none if it was never submitted
@@ -92,12 +91,12 @@ class LogHandler(LogHandlerBase):
         if job not in self.running:
             return ""
         name, outputs = self.running.pop(job)
-        self.done += 1
-        left = self.expected - self.done
-        seconds = (time.monotonic() - self.began) / self.done * left
+        self.done.add(job)
+        done, left = len(self.done), self.expected - len(self.done)
+        seconds = (time.monotonic() - self.began) / done * left
         gave = f": {text}" if (text := outcome(outputs)) else ""
         rest = f"; {left} left, about {duration(seconds)}" if left > 0 else ""
-        return f"[{self.done:>{len(str(self.expected))}}/{self.expected}] {name}{gave}{rest}"
+        return f"[{done:>{len(str(self.expected))}}/{self.expected}] {name}{gave}{rest}"
 
     def _broke(self, job: dict[str, Any]) -> bool:
         """Whether this job really failed: all jobs of an allocation are reported as failed."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,27 +60,30 @@ def attend(
 
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Tensors = tuple[Tensor, ...]
 
 
 def output_and_gradients(
     function: Attention, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor
-) -> tuple[Tensor, ...]:
+) -> Tensors:
     """Output of an attention function, and the gradients of its inputs for one of the output."""
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     o = function(*inputs)
     return o.detach(), *torch.autograd.grad(o, inputs, grad_o)
 
 
+def exact(inputs: Tensors, is_causal: bool, scale: float | None = None) -> Tensors:
+    """Output and gradients by the formula in float64."""
+    wide = (x.double() for x in inputs)
+    return output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal, scale)[0], *wide)
+
+
 def assert_correct(
-    function: Attention,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    is_causal: bool,
-    scale: float | None = None,
+    function: Callable[..., Tensor], inputs: Tensors, is_causal: bool, scale: float | None = None
 ) -> None:
-    """Output and all gradients are those of the formula in float64."""
-    wide = tuple(x.double() for x in inputs)
-    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal, scale)[0], *wide)
-    ours = output_and_gradients(function, *inputs)
+    """Output and all gradients are those of the formula."""
+    expected = exact(inputs, is_causal, scale)
+    ours = output_and_gradients(partial(function, is_causal=is_causal), *inputs)
     tolerance = TOLERANCE[inputs[0].dtype]
     for name, our, right in zip(("o", "dq", "dk", "dv"), ours, expected, strict=True):
         error = (our.double() - right).abs().max().item()

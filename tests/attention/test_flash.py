@@ -33,7 +33,7 @@ def shapes(draw: st.DrawFn, longest: int = 70) -> Shape:
 @given(shapes(), st.booleans(), st.integers(0, 9))
 def test_any_shape(shape: Shape, is_causal: bool, seed: int) -> None:
     inputs = shape.inputs(seed=seed)
-    assert_correct(partial(flash_attention, is_causal=is_causal), inputs, is_causal)
+    assert_correct(flash_attention, inputs, is_causal)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,13 @@ def test_any_shape(shape: Shape, is_causal: bool, seed: int) -> None:
     ],
 )
 def test_corners(shape: Shape, dtype: torch.dtype, is_causal: bool) -> None:
-    function = partial(flash_attention, is_causal=is_causal)
-    assert_correct(function, shape.inputs(dtype), is_causal)
+    assert_correct(flash_attention, shape.inputs(dtype), is_causal)
 
 
 @pytest.mark.parametrize("scale", [0.7, 1, torch.tensor(1.0)], ids=["float", "int", "tensor"])
 def test_scale_and_large_scores(scale: Any) -> None:
-    function = partial(flash_attention, is_causal=True, scale=scale)
     q, k, v, grad_o = Shape(keys=33, head_dim=16).inputs()
+    function = partial(flash_attention, scale=scale)
     assert_correct(function, (q, k, v, grad_o), True, scale=float(scale))
     q, k = 6 * q, 6 * k
     assert (q @ k.mT).max() / 4 > 88  # whose exponential exceeds fp32
@@ -89,7 +88,7 @@ def test_non_contiguous_inputs_and_gradient(layout: Callable[[Tensor], Tensor]) 
 @pytest.mark.parametrize("function", [FlashAttention, FlashAttentionTiled])
 def test_classes_take_three_dimensions_and_save_one_lse(function: Any, is_causal: bool) -> None:
     inputs = tuple(x[:, 0] for x in Shape(keys=40, queries=30, head_dim=16, batch=3).inputs())
-    assert_correct(partial(function.apply, is_causal=is_causal), inputs, is_causal)  # type: ignore[arg-type]
+    assert_correct(function.apply, inputs, is_causal)
     q, k, v = (x.requires_grad_() for x in inputs[:3])
     o = function.apply(q, k, v, is_causal)
     assert torch.equal(o, function.apply(q, k, v)) is not is_causal  # full by default
@@ -190,9 +189,7 @@ def test_the_operators_pass_pytorchs_checks() -> None:
     [(CAUSAL, lambda f: f), (CAUSAL, compiled), (TILED, lambda f: f)],
     ids=["eager", "compiled", "tiled"],
 )
-def test_autocast_casts_inputs_and_gradients_keep_their_type(
-    attention: Any, transform: Any
-) -> None:
+def test_autocast_casts_inputs_and_gradients_keep_types(attention: Any, transform: Any) -> None:
     q, k, v, grad_o = SHAPE.inputs()
     with torch.autocast("cpu", dtype=torch.float16):
         o, *grads = output_and_gradients(transform(attention), q, k, v, grad_o.half())

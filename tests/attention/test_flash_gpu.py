@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from lmlab.attention import flash_attention, registry
 from lmlab.attention.support import why_unsupported
 from lmlab.measure.precision import tf32_allowed
-from tests.attention.reference import Shape, assert_correct, attend, output_and_gradients
+from tests.attention.reference import Shape, assert_correct, attend, exact, output_and_gradients
 from tests.attention.test_flash import bshd, shapes, strided_features
 
 pytestmark = pytest.mark.gpu
@@ -42,14 +42,13 @@ def skip_below(gib: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_every_type_and_head_dim(dtype: torch.dtype, head_dim: int, is_causal: bool) -> None:
     inputs = Shape(keys=389, head_dim=head_dim, heads=2, batch=2).inputs(dtype, "cuda")
-    assert_correct(partial(flash_attention, is_causal=is_causal), inputs, is_causal)
+    assert_correct(flash_attention, inputs, is_causal)
 
 
 @settings(max_examples=40)
 @given(shapes(longest=700), st.booleans(), st.sampled_from(list(DTYPES.values())))
 def test_any_shape(shape: Shape, is_causal: bool, dtype: torch.dtype) -> None:
-    function = partial(flash_attention, is_causal=is_causal)
-    assert_correct(function, shape.inputs(dtype, "cuda"), is_causal)
+    assert_correct(flash_attention, shape.inputs(dtype, "cuda"), is_causal)
 
 
 @FP32_AND_BF16
@@ -77,12 +76,12 @@ def test_determinism(shape: Shape, layout: Callable[[Tensor], Tensor], dtype: to
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 def test_fp32_is_exact_unless_tf32_is_requested(head_dim: int) -> None:
     inputs = Shape(keys=4096, head_dim=head_dim, heads=2).inputs(torch.float32, "cuda")
-    formula = partial(output_and_gradients, lambda q, k, v: attend(q, k, v, True)[0])
-    exact, plain = formula(*(x.double() for x in inputs)), formula(*inputs)
+    plain = output_and_gradients(lambda q, k, v: attend(q, k, v, True)[0], *inputs)
     ours = output_and_gradients(CAUSAL, *inputs)
     with tf32_allowed(True):
         tf32 = output_and_gradients(CAUSAL, *inputs)
-    for name, our, rounded, usual, right in zip("oqkv", ours, tf32, plain, exact, strict=True):
+    numbers = zip("oqkv", ours, tf32, plain, exact(inputs, True), strict=True)
+    for name, our, rounded, usual, right in numbers:
         error, allowed = (our - right).abs().max(), (usual - right).abs().max()
         assert error < (4 if name == "o" else 64) * allowed  # TF32 is a thousand times worse
         assert 1e-5 < (rounded - our).abs().max() < 5e-2
@@ -184,8 +183,8 @@ def test_compiled_into_one_graph() -> None:
         return CAUSAL(q * 1.5, k, v) + 1.0
 
     found = output_and_gradients(torch.compile(eager, fullgraph=True), *inputs)
-    for ours, right in zip(found, output_and_gradients(eager, *inputs), strict=True):
-        torch.testing.assert_close(ours, right, rtol=2e-2, atol=2e-2)
+    expected = output_and_gradients(eager, *inputs)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.slow
@@ -197,7 +196,7 @@ def test_every_variant_is_correct_or_reports_why_not(name: str, dtype: torch.dty
     if reason:
         pytest.skip(reason)
     inputs = Shape(keys=256, head_dim=64, heads=2, batch=2).inputs(dtype, "cuda")
-    assert_correct(partial(registry.load(name), is_causal=True), inputs, True)
+    assert_correct(registry.load(name), inputs, True)
 
 
 def test_a_known_call_runs_in_a_new_thread() -> None:

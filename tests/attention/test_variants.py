@@ -11,7 +11,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from lmlab.attention import FlashAttentionTiled, compiled, registry, tiled
 from lmlab.attention.flex import causal_block_mask
-from tests.attention.reference import Shape, assert_correct, attend, output_and_gradients
+from tests.attention.reference import Shape, assert_correct, exact, output_and_gradients
 
 DIFFERENTIABLE = ["naive", "unfused", "sdpa_flash", "sdpa_math", "tiled", "flash"]
 BOTTOM_RIGHT = ["naive", "flex", "tiled", "flash"]
@@ -38,14 +38,14 @@ def _no_code_generation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", [*DIFFERENTIABLE, "flash_compiled_backward"])
 def test_outputs_and_gradients_match_float64(name: str, is_causal: bool) -> None:
     inputs = Shape(keys=33, head_dim=16, heads=2, batch=2).inputs()
-    assert_correct(partial(registry.load(name), is_causal=is_causal), inputs, is_causal)
+    assert_correct(registry.load(name), inputs, is_causal)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_code_generation")
 def test_compiled_is_correct_and_never_falls_back_to_eager() -> None:
     attention = registry.load("compiled")
-    assert_correct(partial(attention, is_causal=True), Shape(keys=33, head_dim=16).inputs(), True)
+    assert_correct(attention, Shape(keys=33, head_dim=16).inputs(), True)
     # More shapes than the compiler keeps are an error.
     with pytest.raises(FailOnRecompileLimitHit):  # noqa: PT012
         for length in range(4, 20):
@@ -68,9 +68,8 @@ def test_the_causal_mask_is_aligned_at_the_bottom_right(name: str) -> None:
     q, k, v, _ = Shape(keys=33, head_dim=16).inputs()
     attention = registry.load(name)
     last = attention(q[:, :, -5:], k, v, is_causal=True)
-    torch.testing.assert_close(
-        last, attention(q, k, v, is_causal=True)[:, :, -5:], rtol=1e-5, atol=1e-5
-    )
+    expected = attention(q, k, v, is_causal=True)[:, :, -5:]
+    torch.testing.assert_close(last, expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match=r"got 33 queries and 3 keys$"):
         attention(q, k[:, :, :3], v[:, :, :3], is_causal=True)
 
@@ -95,9 +94,7 @@ def test_tiled_is_exact(data: st.DataObject, keys: int, head_dim: int, is_causal
     queries = data.draw(st.integers(1, keys))
     inputs = Shape(keys=keys, queries=queries, head_dim=head_dim, heads=2).inputs(torch.float64)
     found = output_and_gradients(partial(tiled.attention, is_causal=is_causal), *inputs)
-    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *inputs)
-    for ours, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found, exact(inputs, is_causal), rtol=1e-10, atol=1e-10)
 
 
 def test_unsupported_inputs_of_tiled_are_one_line_errors() -> None:

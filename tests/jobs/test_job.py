@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,7 +19,7 @@ from lmlab.study.files import ROOT
 from lmlab.study.points import Point
 from lmlab.study.results import read
 from tests.jobs.points import end_to_end_point, precision_point
-from tests.processes import LMLAB, start_script, wait_until
+from tests.processes import LMLAB, start_script, wait_until, warm_helpers
 
 Run = Callable[..., tuple[int, Path]]
 Start = Callable[..., subprocess.Popen[str]]
@@ -54,14 +53,11 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment() -> Iterator[dict[str, str]]:
     """These tests share a warm helper."""
-    runtime = tmp_path_factory.mktemp("r")
-    runtime.chmod(0o700)
-    switches = {"LMLAB_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(ROOT / "src")}
-    yield {**switches, "LMLAB_LOCK_DOMAIN": str(os.getpid())}
-    stop = [sys.executable, "-m", "lmlab.measure.warm_start", "--stop"]
-    subprocess.run(stop, env={**os.environ, **switches}, check=True)
+    with warm_helpers() as runtime:
+        switches = {"LMLAB_RUNTIME_DIR": runtime, "PYTHONPATH": str(ROOT / "src")}
+        yield {**switches, "LMLAB_LOCK_DOMAIN": str(os.getpid())}
 
 
 @pytest.fixture

@@ -126,9 +126,7 @@ def test_another_machine_is_refused(tmp_path: Path) -> None:
         run_ranks(point_of(), "nvidia-z9000", tmp_path / "x.json", ["torchrun"])
 
 
-def test_this_environments_torchrun_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environments_torchrun_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program of that name next to this Python is found before any other on the PATH."""
     (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@" >&2\nexit 3\n')
     (tmp_path / "torchrun").chmod(0o755)

@@ -7,15 +7,7 @@ import pytest
 
 from lmlab.jobs import staleness
 from lmlab.jobs.registry import fingerprint
-from lmlab.jobs.staleness import (
-    CODE,
-    SETTINGS,
-    SKIPPED,
-    PointState,
-    estimate,
-    missing_parts,
-    state_of,
-)
+from lmlab.jobs.staleness import PointState, estimate, missing_parts, state_of
 from lmlab.study.results import Result
 from tests.jobs.points import precision_point
 from tests.study.test_results import make
@@ -42,11 +34,11 @@ def current(**changes: Any) -> Result:
 
 def test_the_next_run_is_estimated_from_what_the_last_one_took() -> None:
     states = [
-        PointState(point=POINT, state="ok", elapsed_s=119.5, counted=[CODE]),
+        PointState(point=POINT, state="ok", elapsed_s=119.5, counted=[staleness.CODE]),
         PointState(point=POINT, state="ok", elapsed_s=1000),
         PointState(point=POINT, state="missing"),
-        PointState(point=POINT, state="ok", elapsed_s=9.0, counted=[SETTINGS]),
-        PointState(point=POINT, state="unsupported", elapsed_s=0.1, counted=[SKIPPED]),
+        PointState(point=POINT, state="ok", elapsed_s=9.0, counted=[staleness.SETTINGS]),
+        PointState(point=POINT, state="unsupported", elapsed_s=0.1, counted=[staleness.SKIPPED]),
     ]
     assert estimate(states) == "4 to measure: about 2 min for 1 measured before, unknown for 3"
     assert estimate(states[1:2]) == "nothing to measure"

@@ -11,6 +11,7 @@ from triton.runtime.jit import JITFunction
 
 from lmlab.kernels import launch, problem, step
 from lmlab.kernels.problem import DeviceInfo, Problem
+from tests.attention.reference import Tensors
 
 KIB, MIB = 2**10, 2**20
 CAPABILITY = {"ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100}
@@ -38,6 +39,14 @@ def set_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetDevice]:
 
     yield install
     launch.forget_calls()
+
+
+def run(inputs: Tensors, is_causal: bool, forward: Any = None, backward: Any = None) -> Tensors:
+    """Output, log-sum-exp and gradients by the kernels, with these tiles or their own choice."""
+    q, k, v, grad_o = inputs
+    options: Any = {"is_causal": is_causal, "scale": q.shape[-1] ** -0.5}
+    o, lse = launch.forward(q, k, v, tiles=forward, **options)
+    return o, lse, *launch.backward(grad_o, q, k, v, o, lse, tiles=backward, **options)
 
 
 class FakeGpu:

@@ -15,10 +15,10 @@ from lmlab.kernels.configs import Tiles
 from lmlab.kernels.hopper import launch as hopper
 from lmlab.kernels.hopper.bwd_fused import accum_pointers
 from lmlab.kernels.problem import DeviceInfo
-from tests.attention.reference import TOLERANCE, Shape, attend, output_and_gradients
+from tests.attention.reference import TOLERANCE, Shape, attend, exact
 from tests.kernels import warp_emulator
-from tests.kernels.conftest import SetDevice
-from tests.kernels.warp_emulator import Descriptor, Emulator, Pointer
+from tests.kernels.conftest import SetDevice, run
+from tests.kernels.warp_emulator import Descriptor, Emulator, Pointer, wrap
 
 pytestmark = pytest.mark.slow
 
@@ -118,15 +118,13 @@ def assert_gradients(
     inputs: Gradients, is_causal: bool, tiles: Tiles, atol: float = TOLERANCE[torch.float16]
 ) -> None:
     q, k, v, grad_o = inputs
-    wide = tuple(x.double() for x in inputs)
-    o, lse = attend(*wide[:3], is_causal)
+    o, lse = attend(*(x.double() for x in inputs[:3]), is_causal)
     found = launch.backward(
         grad_o, q, k, v, o.half(), lse.float(),
         is_causal=is_causal, scale=q.shape[-1] ** -0.5, tiles=tiles,
     )  # fmt: skip
-    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)[1:]
-    for grad, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(grad.double(), right, rtol=0, atol=atol)
+    expected = exact(inputs, is_causal)[1:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol, check_dtype=False)
 
 
 @MASKS
@@ -220,9 +218,7 @@ def test_the_emulator_detects_a_missing_wait(
 
 def test_four_accumulators_of_a_thread_are_adjacent() -> None:
     """Registers of a thread after a 64 x 64 product, and 512 contiguous bytes per warp."""
-    pointers = Emulator(accum_pointers)._kernel(
-        Pointer(np.zeros(3 * 4096)), warp_emulator.wrap(2), None
-    )
+    pointers = Emulator(accum_pointers)._kernel(Pointer(np.zeros(3 * 4096)), wrap(2), None)
     offsets = pointers.offset - 2 * 4096
     assert sorted(offsets.flatten()) == list(range(4096))
     warp, lane, eighth = np.ogrid[:4, :32, :8]
@@ -254,22 +250,15 @@ BACKWARD_TILES = [
     [*((d, tiles, None) for d, tiles in TILES), *((d, None, t) for d, t in BACKWARD_TILES)],
     ids=str,
 )
-def test_on_a_gpu(
-    head_dim: int, forward: Tiles | None, backward: Tiles | None, is_causal: bool
-) -> None:
+def test_on_a_gpu(head_dim: int, forward: Any, backward: Any, is_causal: bool) -> None:
     shape = Shape(keys=1111, queries=1000, head_dim=head_dim, heads=20, batch=2)
     inputs = shape.inputs(torch.bfloat16, "cuda")
-    q, k, v, grad_o = inputs
-    options: Any = {"is_causal": is_causal, "scale": head_dim**-0.5}
-
-    def run() -> Gradients:
-        o, lse = launch.forward(q, k, v, tiles=forward, **options)
-        return o, lse, *launch.backward(grad_o, q, k, v, o, lse, tiles=backward, **options)
-
-    o, lse, *grads = found = run()
-    wide = tuple(x.double() for x in inputs)
-    torch.testing.assert_close(lse.double(), attend(*wide[:3], is_causal)[1], rtol=0, atol=1e-3)
-    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)
-    for ours, right, atol in zip((o, *grads), expected, (2e-2, 6e-2, 6e-2, 6e-2), strict=True):
-        torch.testing.assert_close(ours.double(), right, rtol=0, atol=atol)
-    assert all(all(map(torch.equal, found, run())) for _ in range(20))
+    launched = partial(run, inputs, is_causal, forward, backward)
+    o, lse, *grads = found = launched()
+    expected_o, *expected = exact(inputs, is_causal)
+    _, expected_lse = attend(*(x.double() for x in inputs[:3]), is_causal)
+    near = partial(torch.testing.assert_close, check_dtype=False, rtol=0)
+    near(lse, expected_lse, atol=1e-3)
+    near(o, expected_o, atol=2e-2)
+    near(grads, expected, atol=6e-2)
+    assert all(all(map(torch.equal, found, launched())) for _ in range(20))

@@ -9,13 +9,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 import triton.language as tl
-from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from lmlab.attention import flash_attention
 from lmlab.kernels import launch
 from lmlab.kernels.configs import Tiles
-from tests.attention.reference import Shape, attend, output_and_gradients
+from tests.attention.reference import Shape, exact
+from tests.kernels.conftest import run
 
 pytestmark = pytest.mark.slow
 
@@ -23,14 +23,6 @@ BASE = {"block_m": 32, "block_n": 32, "warps": 4, "stages": 2}
 WHOLE = Shape(keys=64, head_dim=16)
 RAGGED = Shape(keys=75, queries=50, head_dim=16, heads=2)
 GROUPED = Shape(keys=37, queries=21, head_dim=12, batch=2, heads=4, group=2)
-
-
-def run(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> tuple[Tensor, ...]:
-    q, k, v, grad_o = inputs
-    scale = q.shape[-1] ** -0.5
-    o, lse = launch.forward(q, k, v, is_causal=is_causal, scale=scale, tiles=tiles)
-    grads = launch.backward(grad_o, q, k, v, o, lse, is_causal=is_causal, scale=scale, tiles=tiles)
-    return o, *grads
 
 
 @pytest.mark.parametrize(
@@ -51,22 +43,21 @@ def run(inputs: tuple[Tensor, ...], is_causal: bool, tiles: Tiles) -> tuple[Tens
 )
 def test_every_launch_option(shape: Shape, is_causal: bool, options: dict[str, Any]) -> None:
     inputs = shape.inputs()
-    found = run(inputs, is_causal, Tiles(**BASE | options))
-    wide = tuple(x.double() for x in inputs)
-    expected = output_and_gradients(lambda q, k, v: attend(q, k, v, is_causal)[0], *wide)
-    for ours, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-5)
+    tiles = Tiles(**BASE | options)
+    o, _, *grads = run(inputs, is_causal, tiles, tiles)
+    expected = list(exact(inputs, is_causal))
+    torch.testing.assert_close([o, *grads], expected, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
 def test_options_that_must_not_change_a_bit() -> None:
     unaligned = Shape(keys=20, head_dim=17).inputs(torch.float16)  # rows of 34 bytes: no TMA
     plain, tma = (run(unaligned, True, Tiles(**BASE, tma=tma)) for tma in (False, True))
     assert torch.equal(plain[0], tma[0])
-    inputs = Shape(keys=75, head_dim=16).inputs()
-    expected = run(inputs, True, splits := Tiles(**BASE, paired=False, splits=2))
+    inputs, splits = Shape(keys=75, head_dim=16).inputs(), Tiles(**BASE, paired=False, splits=2)
+    expected = run(inputs, True, splits, splits)
     torch.set_default_dtype(torch.float16)
     try:
-        assert all(map(torch.equal, run(inputs, True, splits), expected))
+        assert all(map(torch.equal, run(inputs, True, splits, splits), expected))
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmlab.kernels import call, launch, step
 from lmlab.kernels.configs import Tiles
 from lmlab.kernels.step import DirectLaunches, Operand, Step, Tiled
-from tests.kernels.conftest import FakeGpu
+from tests.kernels.conftest import FakeGpu, run
 
 TILES = Tiles(block_m=64, block_n=64, warps=4, stages=2, splits=1)
 FUSED = Tiles(block_m=64, block_n=128, warps=8, stages=2, warp_specialized=True, fused=True)
@@ -168,15 +168,13 @@ def test_a_repeated_call_has_memory_for_every_tensor(
 def test_repeated_calls_on_other_tensors_give_the_same_bits(length: int, head_dim: int) -> None:
     """The first launch is Triton's, the second ours; tensors have other addresses."""
 
-    def run(seed: int) -> tuple[Tensor, ...]:
+    def repeated(seed: int) -> tuple[Tensor, ...]:
         torch.manual_seed(0)
         torch.empty(seed * 2**20, device="cuda")  # moves what follows
-        q, k, v, grad_o = torch.randn(4, 2, 16, length, head_dim, device="cuda").bfloat16()
-        options: dict[str, Any] = {"is_causal": True, "scale": head_dim**-0.5}
-        o, lse = launch.forward(q, k, v, **options)
-        return o, lse, *launch.backward(grad_o, q, k, v, o, lse, **options)
+        inputs = torch.randn(4, 2, 16, length, head_dim, device="cuda").bfloat16()
+        return run(inputs.unbind(), True)
 
     launch.forget_calls()
-    first = run(1)
-    held = [run(seed) for seed in range(2, 5)]
+    first = repeated(1)
+    held = [repeated(seed) for seed in range(2, 5)]
     assert all(all(map(torch.equal, first, other)) for other in held)

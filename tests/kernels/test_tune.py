@@ -125,9 +125,7 @@ def test_the_fastest_wins_by_its_median_and_what_does_not_fit_loses(
     assert tune.fastest(ON_CPU, [too_large]) is None
 
 
-def test_the_grid_fills_the_gpu_to_powers_of_two_with_heads_of_a_model(
-    set_device: SetDevice,
-) -> None:
+def test_the_grid_fills_the_gpu_to_powers_of_two_with_a_models_heads(set_device: SetDevice) -> None:
     set_device(DEVICES["hopper"])
     found = list(tune.problems(SIXTEEN_HEADS, tune.LENGTHS))
     rows = [configs._parse(tune.format_row(problem, SMALL)) for problem in found]

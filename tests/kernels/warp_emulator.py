@@ -28,8 +28,6 @@ LAUNCH_TIMEOUT_S = 300.0
 RESIDENT = 3  # programs that run at a time
 # The receiver of a signal goes on at once, its sender does not: a later write comes too late.
 SIGNAL_DELAY_S = 5e-3
-
-
 runs_ahead = ""
 """A partition that never waits, as far ahead of the others as that allows."""
 
@@ -134,9 +132,7 @@ class Barrier:
 
     def wait(self, parity: int) -> None:
         with self.changed:
-            over = self.changed.wait_for(
-                lambda: self.phases % 2 != int(parity) % 2, BARRIER_TIMEOUT_S
-            )
+            over = self.changed.wait_for(lambda: self.phases % 2 != parity % 2, BARRIER_TIMEOUT_S)
         assert over, "timed out on a barrier"
 
 
@@ -365,9 +361,6 @@ class Emulator:
             "warpgroup_mma": Product,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             **dict.fromkeys(("fence_async_shared", "warpgroup_barrier"), lambda: None),
-            **{
-                "red_add_v4": partial(atomic_add, sem="relaxed"),
-                "store_v4": store,
-                "load_v4": load,
-            },
+            **{"store_v4": store, "load_v4": load},
+            "red_add_v4": partial(atomic_add, sem="relaxed"),
         }

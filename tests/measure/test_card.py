@@ -199,6 +199,11 @@ def test_only_edits_of_tracked_code_are_dirty(
     assert commit(repository) == {"id": git(repository, "rev-parse", "HEAD"), "dirty": dirty}
 
 
+def test_code_whose_edits_git_cannot_list_is_not_called_clean(repository: Path) -> None:
+    (repository / ".git" / "index").write_text("damaged")
+    assert commit(repository) == {"id": git(repository, "rev-parse", "HEAD"), "dirty": None}
+
+
 @pytest.mark.parametrize("git_installed", [True, False])
 def test_without_a_repository_or_git_a_given_commit_is_unverified_and_not_clean(
     git_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

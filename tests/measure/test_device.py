@@ -10,16 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from lmlab.measure import device as devices
 from lmlab.measure import exclusive as module
 from lmlab.measure import precision
-from lmlab.measure.device import (
-    DeviceError,
-    is_out_of_memory,
-    peak_memory_bytes,
-    reset_peak_memory,
-    set_threads,
-    torch_device,
-)
 from lmlab.measure.exclusive import exclusive, lock_names
 from lmlab.measure.precision import PRECISIONS, PrecisionError, tf32_allowed, why_unsupported
 from tests.measure.fake_nvml import FakeGpu, FakeNvml
@@ -41,10 +34,10 @@ def test_devices_are_selected_by_name(
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
     if expected is None:
-        with pytest.raises(DeviceError, match=rf"^device = '{name}'[;,] [^\n]*allowed"):
-            torch_device(name)
+        with pytest.raises(devices.DeviceError, match=rf"^device = '{name}'[;,] [^\n]*allowed"):
+            devices.torch_device(name)
         return
-    assert torch_device(name) == expected
+    assert devices.torch_device(name) == expected
     if expected == GPU:
         assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
@@ -52,29 +45,29 @@ def test_devices_are_selected_by_name(
 def test_every_form_of_out_of_memory_is_recognized() -> None:
     messages = "CUDA error: out of memory", "x CUBLAS_STATUS_ALLOC_FAILED y"
     errors = [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()]
-    assert all(map(is_out_of_memory, [*errors, *map(RuntimeError, messages)]))
+    assert all(map(devices.is_out_of_memory, [*errors, *map(RuntimeError, messages)]))
     others = RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError(messages[0])
-    assert not any(map(is_out_of_memory, others))
+    assert not any(map(devices.is_out_of_memory, others))
 
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=pytest.mark.gpu)], ids=str)
 def test_peak_memory_and_too_large_a_tensor(device: torch.device) -> None:
     torch.empty(2**24, dtype=torch.uint8, device=device)
-    reset_peak_memory(device)
-    start = peak_memory_bytes(device)
+    devices.reset_peak_memory(device)
+    start = devices.peak_memory_bytes(device)
     torch.empty(2**23, dtype=torch.uint8, device=device)
-    assert peak_memory_bytes(device) == (None if start is None else start + 2**23)
+    assert devices.peak_memory_bytes(device) == (None if start is None else start + 2**23)
     assert (start is None) == (device == CPU), "a CPU has no counter"
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=device)
-    assert is_out_of_memory(caught.value)
+    assert devices.is_out_of_memory(caught.value)
 
 
 def test_all_usable_cores_are_used_whatever_was_set_before() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert set_threads() == len(os.sched_getaffinity(0)) == torch.get_num_threads()
+        assert devices.set_threads() == len(os.sched_getaffinity(0)) == torch.get_num_threads()
     finally:
         torch.set_num_threads(before)
 

@@ -87,10 +87,8 @@ def test_drift_is_how_far_the_thirds_lie_apart(samples: list[float]) -> None:
 
 
 def test_a_record_has_the_samples_their_statistics_and_the_labels() -> None:
-    measurement = Measurement(
-        samples_ms=(3.0, 1.0, 2.0), clock="wall", cache="warm", stopped="3 samples"
-    )
-    assert json.loads(json.dumps(records.timed(measurement, phase="forward"))) == {
+    taken = Measurement(samples_ms=(3.0, 1.0, 2.0), clock="wall", cache="warm", stopped="3 samples")
+    assert json.loads(json.dumps(records.timed(taken, phase="forward"))) == {
         **{"quantity": "time", "labels": {"phase": "forward"}, "status": "ok", "reason": None},
         **{"unit": "ms", "value": 2.0, "clock": "wall", "cache": "warm", "stopped": "3 samples"},
         **{"samples": [3.0, 1.0, 2.0], "n": 3, "q1": 1.5, "q3": 2.5, "min": 1.0, "max": 3.0},

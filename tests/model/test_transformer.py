@@ -72,10 +72,8 @@ def test_logits_and_gradients_agree_with_a_reference_in_double_precision(theta: 
     weights = dict(model.named_parameters())
     expected = reference_logits(weights, tokens, theta)
     torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
-    ours, theirs = (
-        torch.autograd.grad(x.sin().sum(), weights.values()) for x in (logits, expected)
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    ours, right = (torch.autograd.grad(x.sin().sum(), weights.values()) for x in (logits, expected))
+    torch.testing.assert_close(ours, right, rtol=1e-10, atol=1e-10)
 
 
 def test_the_attention_function_is_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,9 +142,7 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., None]], Callable[...,
     def decorate(program: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(program)
         def test(ranks: RankPool, world_size: int, **kwargs: Any) -> None:
-            ranks.run(
-                run_program, world_size, test=(program.__module__, program.__name__), **kwargs
-            )
+            ranks.run(run_test, world_size, test=(program.__module__, program.__name__), **kwargs)
 
         names = ("ranks", "world_size")
         added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
@@ -156,6 +154,6 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., None]], Callable[...,
     return decorate
 
 
-def run_program(test: tuple[str, str], **kwargs: Any) -> None:
+def run_test(test: tuple[str, str], **kwargs: Any) -> None:
     module, name = test
     getattr(importlib.import_module(module), name).__wrapped__(**kwargs)

@@ -11,39 +11,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmlab.parallel import FSDP, FlatDDP, ShardedOptimizer
+from tests.parallel import training
 from tests.parallel.launcher import LARGEST_WORLD, RankPool, on_ranks
 from tests.parallel.models import MODELS, Model, build
 from tests.parallel.test_fsdp import train_in
-from tests.parallel.training import (
-    SCHEMES,
-    SGD_SETTINGS,
-    STEPS,
-    assert_gradients_near,
-    backward,
-    batch_of,
-    clear_gradients,
-    every_ddp,
-    every_scheme,
-    full_parameters,
-    loss_of,
-    own_part,
-    train_both,
-    wrapped_and_alone,
-)
+from tests.parallel.training import SCHEMES, backward, batch_of, every_scheme, own_part, train_both
 
 
 @every_scheme
 @pytest.mark.parametrize("model", MODELS)
 @on_ranks(2, 3)
 def test_training_follows_one_process(scheme: str, model: str) -> None:
-    wrapped, alone = wrapped_and_alone(scheme, model)
-    train_both(wrapped, alone, map(batch_of, range(STEPS)))
+    wrapped, alone = training.wrapped_and_alone(scheme, model)
+    train_both(wrapped, alone, map(batch_of, range(training.STEPS)))
 
 
 @every_scheme
 @on_ranks(2)
 def test_two_ranks_are_bitwise_one_process_where_sums_allow_it(scheme: str) -> None:
-    wrapped, alone = wrapped_and_alone(scheme, "exact")
+    wrapped, alone = training.wrapped_and_alone(scheme, "exact")
     train_both(wrapped, alone, [batch_of(step, 1) for step in range(10)], tolerance=0.0)
 
 
@@ -51,32 +37,32 @@ def test_two_ranks_are_bitwise_one_process_where_sums_allow_it(scheme: str) -> N
 @on_ranks(3)
 def test_gradients_accumulate(scheme: str) -> None:
     for model in ("unused_layer", "tied", "blocks"):
-        wrapped, alone = wrapped_and_alone(scheme, model)
+        wrapped, alone = training.wrapped_and_alone(scheme, model)
         for step in range(2):  # nothing of the first step is left in the second
-            clear_gradients(wrapped, alone)
+            training.clear_gradients(wrapped, alone)
             for number in range(3):
                 batch = batch_of(10 * step + number)
-                loss_of(wrapped(own_part(batch))).backward()
-                loss_of(alone(batch)).backward()
+                training.loss_of(wrapped(own_part(batch))).backward()
+                training.loss_of(alone(batch)).backward()
             wrapped.finish_gradient_synchronization()
-            assert_gradients_near(wrapped, alone)
+            training.assert_gradients_near(wrapped, alone)
 
 
 @every_scheme
 @on_ranks(3)
 def test_several_graphs_may_exist_and_be_used_twice(scheme: str) -> None:
     for model in ("unused_layer", "tied", "blocks"):
-        wrapped, alone = wrapped_and_alone(scheme, model)
+        wrapped, alone = training.wrapped_and_alone(scheme, model)
         batches = [batch_of(number) for number in range(2)]
-        losses = [loss_of(wrapped(own_part(batch))) for batch in batches]
+        losses = [training.loss_of(wrapped(own_part(batch))) for batch in batches]
         for loss, batch in zip(losses * 2, batches * 2, strict=True):
             loss.backward(retain_graph=True)
-            loss_of(alone(batch)).backward()
+            training.loss_of(alone(batch)).backward()
         wrapped.finish_gradient_synchronization()
-        assert_gradients_near(wrapped, alone)
+        training.assert_gradients_near(wrapped, alone)
 
 
-@every_ddp
+@training.every_ddp
 @on_ranks(3)
 def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(scheme: str) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -89,13 +75,13 @@ def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(scheme: str) 
     x = torch.randn(world_size, 2, 3)
     x[:, 0, 0] = torch.arange(world_size)
     for _ in range(2):
-        clear_gradients(wrapped)
+        training.clear_gradients(wrapped)
         wrapped(x[rank]).square().mean().backward()
         wrapped.finish_gradient_synchronization()
     for other in range(world_size):
         (alone(x[other]).square().mean() / world_size).backward()
     assert alone.branches[4].weight.grad is None
-    assert_gradients_near(wrapped, alone)
+    training.assert_gradients_near(wrapped, alone)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +90,13 @@ def test_a_missing_gradient_counts_as_zeros_unless_no_rank_has_one(scheme: str) 
 @every_scheme
 @on_ranks(2)
 def test_a_failed_backward_leaves_nothing_behind(scheme: str, model: str, layer: str) -> None:
-    wrapped, alone = wrapped_and_alone(scheme, model)
+    wrapped, alone = training.wrapped_and_alone(scheme, model)
     fail = Mock(side_effect=ArithmeticError("in the middle of backward"))
     handle = wrapped.module.get_submodule(layer).register_forward_hook(
         lambda _module, _args, output: output.register_hook(fail) and None
     )
     with pytest.raises(ArithmeticError):
-        loss_of(wrapped(own_part(batch_of(0)))).backward()
+        training.loss_of(wrapped(own_part(batch_of(0)))).backward()
     handle.remove()
     wrapped.finish_gradient_synchronization()
     train_both(wrapped, alone, [batch_of(1)])
@@ -139,7 +125,7 @@ def with_buffers(content: float) -> Model:
 def test_parameters_and_buffers_start_as_those_of_rank_0(scheme: str) -> None:
     of_rank_0 = with_buffers(1.0)
     wrapped = SCHEMES[scheme](with_buffers(float(1 - dist.get_rank())))
-    values = [*full_parameters(wrapped).values(), *wrapped.buffers()]
+    values = [*training.full_parameters(wrapped).values(), *wrapped.buffers()]
     assert all(map(torch.equal, values, [of_rank_0.weight, *of_rank_0.buffers()]))
 
 
@@ -152,7 +138,7 @@ def load(scheme: str, model: str, state: dict[str, Tensor]) -> dict[str, Tensor]
     wrapped = SCHEMES[scheme](build(model, seed=4))
     wrapped.load_state_dict(state)
     backward(wrapped, own_part(batch_of(0)))
-    return full_parameters(wrapped)
+    return training.full_parameters(wrapped)
 
 
 @pytest.mark.parametrize("model", ["layers", "tied"])
@@ -192,7 +178,7 @@ def train(device: str) -> None:
         wrapped, alone = wrap(build("blocks").to(device)), build("blocks").to(device)
         train_both(wrapped, alone, batches, TOLERANCE)
     wrapped, alone = FlatDDP(build("layers").to(device)), build("layers").to(device)
-    sharded = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **SGD_SETTINGS)
+    sharded = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **training.SGD_SETTINGS)
     train_both(wrapped, alone, batches, TOLERANCE, sharded)
     adam = ShardedOptimizer(wrapped.parameters(), torch.optim.AdamW)
     adam.step()

@@ -31,7 +31,6 @@ DDP = [name for name in SCHEMES if not name.startswith("fsdp")]
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 every_ddp = pytest.mark.parametrize("scheme", DDP)
 
-
 # Weight decay moves every parameter that has a gradient, even a zero one.
 SGD_SETTINGS = {"lr": 0.05, "weight_decay": 0.01}
 

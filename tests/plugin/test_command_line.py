@@ -7,8 +7,6 @@ import pytest
 from snakemake_logger_plugin_lmlab.command_line import ensure_writable, is_snakemake, repair
 
 TARGET = "report/writeup.md"
-
-
 SWALLOWED = {
     f"snakemake --cores 1 --resources gpu=1 {TARGET}": (
         f"snakemake {TARGET} --cores 1 --resources gpu=1"

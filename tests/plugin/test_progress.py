@@ -107,11 +107,15 @@ def test_the_handler_prints_points_and_passes_on_the_rest(
     assert lines == ["An allocation of 2 points failed, see 7.log"]
 
 
-def test_a_failed_job_is_one_line_with_its_reason(emit: Emit) -> None:
+def test_a_failed_job_is_one_line_with_its_reason_and_not_left(emit: Emit) -> None:
+    emit("stats", event=LogEvent.RUN_INFO, stats={"total": 3})
     failed = job("many lines\nresults/x.json: No space left on device\n\n", None, indent=False)
     assert emit("RuleException:\nCalledProcessError in file x, line 3:\nCommand ...") == []
     [line] = emit("ten lines", event=LogEvent.JOB_ERROR, **STARTED, **failed)
     assert line == "machine failed: results/x.json: No space left on device (see point.log)"
+    emit("begins", event=LogEvent.JOB_INFO, **{**STARTED, "jobid": 2}, output=[], log=[])
+    [line] = emit("finished", event=LogEvent.JOB_FINISHED, job_id=2)
+    assert line.startswith("[2/3] machine; 1 left")
 
 
 SNAKEFILE = """

@@ -102,9 +102,8 @@ def test_auto_is_the_study_for_the_device(config: Config, device: str, study: st
 
 
 def test_every_study_has_every_chapter(config: Config) -> None:
-    chapters = {
-        name: set(load({**config, "study": name}, "cpu").chapters) for name in config["studies"]
-    }
+    studies = {name: load({**config, "study": name}, "cpu") for name in config["studies"]}
+    chapters = {name: set(study.chapters) for name, study in studies.items()}
     assert chapters["tiny"] == chapters["full"]
     # Of the chapters that train on several ranks, which take seconds to start, nano has one.
     assert chapters["full"] - chapters["nano"] == {"sharded_optimizer", "fsdp"}

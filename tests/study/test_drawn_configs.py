@@ -65,9 +65,8 @@ def drawn(allowed: Any, draw: Random, sizes: list[str]) -> Any:
         return unique if len(unique) >= least else items
     if kind == "integer":
         low, step = allowed["minimum"], allowed.get("multipleOf", 1)
-        return draw.randrange(
-            low, min(allowed.get("maximum", low + 64 * step), low + 64 * step), step
-        )
+        high = low + 64 * step
+        return draw.randrange(low, min(allowed.get("maximum", high), high), step)
     if kind == "number":
         return draw.choice([n for n in (0.5, 1, 2.5, 100) if n <= allowed.get("maximum", n)])
     return draw.random() < 0.5 if kind == "boolean" else draw.choice(sizes)
@@ -104,8 +103,8 @@ def holder_of(config: Any, path: tuple[Any, ...]) -> Any:
     return reduce(getitem, path[:-1], config)
 
 
-def spoilt(config: Config, draw: Random, file: Path) -> tuple[str, ...]:
-    """Spoil one field of the configuration, as from a file; returns its name and its block's."""
+def corrupted(config: Config, draw: Random, file: Path) -> tuple[str, ...]:
+    """Corrupt one field of the configuration, as from a file; returns its name and its block's."""
     path = draw.choice([path for path, _ in leaves(config, SCHEMA)])
     action = draw.choice(["value"] * 6 + ["missing", "unknown"])
     holder = holder_of(config, path)
@@ -133,7 +132,7 @@ def test_configurations_give_points_or_one_line(draws: int, base: Config, tmp_pa
             continue
         names: tuple[str, ...] = (str(file),)
         try:
-            names = spoilt(config, draw, file)
+            names = corrupted(config, draw, file)
             all_points(load(config, "cpu"))
         except ValueError as error:
             message = str(error)

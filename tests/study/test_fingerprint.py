@@ -14,8 +14,6 @@ from lmlab.study.files import ROOT
 from lmlab.study.fingerprint import code_fingerprint, import_closure, tree_hash
 
 PLAIN = "def double(x):\n    return 2 * x\n"
-
-
 # Another text, and whether it does the same.
 TEXTS = {
     "module docstring": ('"""Says why."""\n' + PLAIN, True),

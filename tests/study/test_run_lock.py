@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lmlab.study.run_lock import hold
+from lmlab.study.run_lock import acquire
 
 
 def _hold_and_wait(records: Path, ready: int) -> None:
-    hold(records)
+    acquire(records)
     (records / "locks").mkdir()
     (records / "locks" / "0.output.lock").touch()
     os.write(ready, b"x")
@@ -26,10 +26,10 @@ def test_a_living_run_is_named_and_a_killed_one_leaves_nothing(tmp_path: Path) -
     run.start()
     os.read(reader, 1)
     with pytest.raises(ValueError, match=rf"\A[^\n]*process {run.pid} on [^\n]*\Z"):
-        hold(tmp_path)
+        acquire(tmp_path)
     run.kill()
     run.join()
-    os.close(hold(tmp_path))
+    os.close(acquire(tmp_path))
     assert not list((tmp_path / "locks").iterdir())
 
 
@@ -37,11 +37,11 @@ def test_marks_of_another_host_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / "0.output.lock").touch()
     (tmp_path / "lmlab.lock").write_text("process 1 on elsewhere\n")
-    os.close(hold(tmp_path))
+    os.close(acquire(tmp_path))
     assert list((tmp_path / "locks").iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
-        hold(tmp_path / "file" / "records")
+        acquire(tmp_path / "file" / "records")

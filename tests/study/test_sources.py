@@ -58,18 +58,20 @@ def test_what_is_no_python_is_one_line_with_its_place(source: bytes, message: st
 
 
 PROGRAM = """
-from lmlab.study.sources import facts_of
+from lmlab.study import sources
+sources.MAX_ENTRIES = 2
 def compute(source):
     print("computed", end="")
     return len(source)
-print(facts_of({source!r}, compute, {version!r}), end="")
+for source in {asked!r}:
+    print(sources.facts_of(source, compute, {version!r}), end="")
 """
 
 
-def ask(home: Path, source: bytes = b"x = 1", version: str = "one") -> str:
-    """What another process prints: `computed` if it had to, then the fact."""
+def ask(home: Path, *asked: bytes, version: str = "one") -> str:
+    """What another process prints for each source: `computed` if it had to, then the fact."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(source=source, version=version)],
+        [sys.executable, "-c", PROGRAM.format(asked=asked or (b"x = 1",), version=version)],
         env={**os.environ, "XDG_CACHE_HOME": str(home)},
         capture_output=True,
         text=True,
@@ -80,8 +82,14 @@ def ask(home: Path, source: bytes = b"x = 1", version: str = "one") -> str:
 
 def test_another_source_or_another_way_is_another_fact(tmp_path: Path) -> None:
     ask(tmp_path)
-    assert ask(tmp_path, source=b"x = 12") == "computed6"
+    assert ask(tmp_path, b"x = 12") == "computed6"
     assert ask(tmp_path, version="two") == "computed5"
+
+
+def test_a_full_store_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
+    ask(tmp_path, b"1", b"12")
+    assert ask(tmp_path, b"1", b"123") == "1computed3"
+    assert ask(tmp_path, b"1", b"123", b"12") == "13computed2"
 
 
 @pytest.mark.parametrize("content", ["", "{", "\udcff"], ids=["empty", "cut off", "no text"])

@@ -8,25 +8,24 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
 from lmlab.measure.identity import find_machine
+from lmlab.measure.warm_start.processes import kill_family
 from lmlab.study.files import ROOT
+from tests.processes import start, warm_helpers
 
 PARTS = (
     *("Snakefile", "config.yaml", "profiles", "rules", "src", "workflow"),
     *("report/references", "report/templates"),
 )
-MADE = shutil.ignore_patterns("__pycache__", "*.egg-info")
-# One warm helper per pytest worker, separate from any that a user may be running.
-RUNTIME = tempfile.mkdtemp(prefix="lmlab-")
+BUILD_ARTIFACTS = shutil.ignore_patterns("__pycache__", "*.egg-info")
 WATCH = Path(__file__).with_name("network_watch") / "sitecustomize.py"
 NETWORK_LOG = "network.log"
 MACHINE = find_machine().id
@@ -41,30 +40,27 @@ class Project:
     """A checkout in a temporary folder, run with its own sources."""
 
     folder: Path
+    runtime: ClassVar[str]
 
     def start(self, command: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command.split(),
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                "PYTHONPATH": f"{self.folder / 'src'}{os.pathsep}{WATCH.parent}",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "LMLAB_RUNTIME_DIR": RUNTIME,
-                "LMLAB_NETWORK_LOG": str(self.folder / NETWORK_LOG),
-                **environment,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        own = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": f"{self.folder / 'src'}{os.pathsep}{WATCH.parent}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LMLAB_RUNTIME_DIR": self.runtime,
+            "LMLAB_NETWORK_LOG": str(self.folder / NETWORK_LOG),
+        }
+        return start(command.split(), cwd=self.folder, env={**own, **environment})
 
     def run(
         self, command: str, check: bool = True, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        process = self.start(command, **environment)
-        stdout, stderr = process.communicate(timeout=1200)
+        with self.start(command, **environment) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=1200)
+            except BaseException:
+                kill_family(process.pid)
+                raise
         if check and process.returncode:
             raise AssertionError(f"{command}\n{stdout}\n{stderr}")
         return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
@@ -121,11 +117,20 @@ def checkout(folder: Path) -> Project:
     """A fresh checkout: no results or metadata, and no time budget that a busy machine exceeds."""
     folder.mkdir(parents=True)
     for part in PARTS:
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy2
-        copy(ROOT / part, folder / part, **({"ignore": MADE} if (ROOT / part).is_dir() else {}))
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=BUILD_ARTIFACTS)
+        else:
+            shutil.copy2(ROOT / part, folder / part)
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(r"budget_s: \d+", "budget_s: 1000000", config))
     return Project(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime() -> Iterator[None]:
+    """One warm helper per pytest worker, separate from any that a user may be running."""
+    with warm_helpers() as Project.runtime:
+        yield
 
 
 @pytest.fixture
@@ -134,7 +139,7 @@ def fresh(tmp_path: Path) -> Project:
 
 
 @pytest.fixture(scope="session")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+def first_run(tmp_path_factory: pytest.TempPathFactory, runtime: None) -> Project:
     """The nano study run from scratch, once for all pytest workers; tests must not edit it."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -146,8 +151,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         if not (log := folder / "measured" / "run.log").exists():
             done = checkout(project.folder).run(f"{COMMAND} {NANO}")
             log.write_text(done.stderr)
-    yield project
-    project.run(f"{sys.executable} -m lmlab.measure.warm_start --stop", check=False)
+    return project
 
 
 @pytest.fixture

@@ -15,13 +15,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import psutil
+
+from tests.processes import wait_until
 
 # Daemons are installed outside an ordinary user's PATH.
 SEARCHED = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -125,19 +126,19 @@ class Cluster:
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
     """Start a cluster and wait until its node is idle; on exit, cancel jobs and stop daemons."""
-    cluster = Cluster(folder)
+    cluster, logs = Cluster(folder), f"(logs: {folder}/*.log)"
     _write_files(folder)
     with contextlib.ExitStack() as daemons:
         for words in _daemons(folder):
             daemons.enter_context(_daemon(words, folder))
             if words[0].endswith("munged"):
-                _wait_until(lambda: (folder / "munge.socket").exists(), "munged", folder)
-        _wait_until(lambda: _is_idle(cluster), "the node", folder)
+                wait_until((folder / "munge.socket").exists, f"munged {logs}")
+        wait_until(lambda: _is_idle(cluster), f"the node {logs}")
         try:
             yield cluster
         finally:
             cluster.ask("scancel", "--user", USER)
-            _wait_until(lambda: not cluster.ask("squeue", "-h"), "the end of all jobs", folder)
+            wait_until(lambda: not cluster.ask("squeue", "-h"), f"the end of all jobs {logs}")
 
 
 def _write_files(folder: Path) -> None:
@@ -199,12 +200,3 @@ def _is_idle(cluster: Cluster) -> bool:
         return cluster.ask("sinfo", "-h", "-o", "%T").strip() == "idle"
     except subprocess.CalledProcessError:  # the controller does not listen yet
         return False
-
-
-def _wait_until(is_ready: Callable[[], bool], what: str, folder: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_ready():
-        if time.monotonic() > deadline:
-            logs = "\n".join(file.read_text()[-2000:] for file in sorted(folder.glob("*.log")))
-            raise RuntimeError(f"{what} was not ready within {PATIENCE_S:.0f} s\n{logs}")
-        time.sleep(0.1)

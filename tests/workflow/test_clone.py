@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import GOLDEN
+from tests.project import GOLDEN_RESULTS
 from tests.workflow.conftest import MACHINE, NANO, Project, checkout
 
 pytestmark = pytest.mark.slow
@@ -46,9 +46,7 @@ def test_a_clone_renders_another_machines_results(first_run: Project, tmp_path: 
     assert (clone.folder / "report/writeup.md").exists()
 
 
-def test_a_clone_measures_own_results_again_that_are_stale(
-    first_run: Project, tmp_path: Path
-) -> None:
+def test_a_clone_measures_its_stale_results_again(first_run: Project, tmp_path: Path) -> None:
     """Snakemake has no metadata: staleness is decided by the fingerprints in the results."""
     clone = checkout(tmp_path / "clone")
     clone.configure("precision")
@@ -71,8 +69,14 @@ NEVER = "--config study=nano machine=cpu-golden measure=never"
 
 
 def test_the_page_of_machines_is_a_target(fresh: Project) -> None:
-    shutil.copytree(GOLDEN, fresh.folder / "results" / "cpu-golden")
-    fresh.run(f"snakemake --cores 1 report/compare.md {NEVER} compare=cpu-golden")
+    shutil.copytree(GOLDEN_RESULTS, fresh.folder / "results" / "cpu-golden")
+    fresh.append("src/lmlab/chapters/precision/page.py", "\n\ndef facts(chapter):\n    1 / 0\n")
+    old = fresh.folder / "logs" / "report" / "report.log"
+    old.parent.mkdir(parents=True)
+    old.write_text("not rendered: of an earlier run\n")
+    done = fresh.run(f"snakemake --cores 1 report/compare.md {NEVER} compare=cpu-golden")
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("not rendered: ")]
+    assert "precision: ZeroDivisionError" in line
     page = fresh.folder / "report" / "compare.md"
     assert "## How long is a step?" in page.read_text()
     assert list((fresh.folder / "report" / "compare").glob("*.png"))

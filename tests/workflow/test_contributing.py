@@ -21,6 +21,7 @@ def example() -> tuple[dict[str, str], str, str]:
         if language in ("python", "jinja") and named:
             files[named[1]] = named[2]
         else:
+            assert language not in parts, "each of these blocks has one place"
             parts[language] = text
     return files, parts["yaml"], parts["json"]
 

@@ -17,11 +17,10 @@ POINT = "profile/size~cpu-small/context~16/batch~2/precision~fp32/attention~naiv
 COMMAND = f"snakemake results/{MACHINE}/{POINT}.json {NANO}"
 
 
-def path_with(project: Project, fault: str | None = "") -> str:
-    """A PATH that starts with a stand-in for nsys; without one if `fault` is None."""
+def path_with(project: Project, fault: str = "") -> str:
+    """A PATH that starts with a stand-in for nsys."""
     folder = project.folder / "bin"
-    if fault is not None:
-        install(folder, fault=fault)
+    install(folder, fault=fault)
     return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 

@@ -120,9 +120,7 @@ def test_a_second_run_submits_nothing(
     assert "Nothing to be done" in done.stderr
 
 
-def test_a_job_elsewhere_is_refused(
-    others: dict[str, Project], printed: dict[Project, str]
-) -> None:
+def test_a_job_elsewhere_fails(others: dict[str, Project], printed: dict[Project, str]) -> None:
     lost = others["lost"]
     assert f"machine = 'nvidia-h200', but this is {MACHINE!r}" in printed[lost]
     assert "An allocation of 1 point failed" in printed[lost]

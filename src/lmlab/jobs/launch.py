@@ -115,7 +115,7 @@ def run_torchrun(command: Sequence[str], point: Point, errors: Path) -> tuple[in
     running; returns its status, None if it was killed, and the end of its stderr."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     status: int | None = None
-    with processes.relay_signals() as aim, contextlib.suppress(subprocess.TimeoutExpired):
+    with processes.relay_signals() as set_target, contextlib.suppress(subprocess.TimeoutExpired):
         process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,
@@ -126,7 +126,7 @@ def run_torchrun(command: Sequence[str], point: Point, errors: Path) -> tuple[in
             preexec_fn=partial(processes.die_with_parent, os.getpid()),
             env={**os.environ, **rank_environment(point, errors)},
         )
-        aim(process.pid)
+        set_target(process.pid)
         copier = threading.Thread(target=_copy_lines, args=(process.stderr, tail), daemon=True)
         try:
             copier.start()

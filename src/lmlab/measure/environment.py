@@ -1,9 +1,10 @@
 """The software behind a number: versions that affect speed, and this project's commit.
 
-The commit identifies this project's code, and `dirty` tells whether tracked files were modified.
-Files in results/ are ignored, or every measurement would mark the code as modified. A copy without
-its repository (a container, a node that received an archive) takes its commit from the environment
-variable LMLAB_COMMIT. Edits cannot be detected there, so such a commit is `unverified`.
+The commit identifies this project's code, and `dirty` tells whether tracked files were modified
+(None if git could not tell). Files in results/ are ignored, or every measurement would mark the
+code as modified. A copy without its repository (a container, a node that received an archive) takes
+its commit from the environment variable LMLAB_COMMIT. Edits cannot be detected there, so such a
+commit is `unverified`.
 """
 
 import os
@@ -49,7 +50,7 @@ def commit(root: Path | str) -> dict[str, Any]:
     changes = _git(
         root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude,top)results"
     )
-    return {"id": head, "dirty": bool(changes)}
+    return {"id": head, "dirty": None if changes is None else bool(changes)}
 
 
 def _git(root: Path | str, *arguments: str) -> str | None:

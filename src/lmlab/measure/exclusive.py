@@ -12,12 +12,12 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator
 
 from lmlab.measure.nvml import nvml_session, visible_gpus
+from lmlab.measure.warm_start.socket_path import peer
 
 _SILENT_WAIT_S = 1.0
 _PAUSE_S = 0.01
@@ -65,12 +65,8 @@ def _wait_for_holder(address: str, name: str) -> None:
         with contextlib.suppress(TimeoutError):
             waiting.recv(1)  # nothing is ever sent
             return
-        credentials = waiting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, user, _ = struct.unpack("3i", credentials)
-        print(
-            f"waiting for another measurement on {name} to finish (process {pid} of user {user})",
-            file=sys.stderr,
-            flush=True,
-        )
+        pid, user = peer(waiting)
+        holder = f"another measurement on {name} (process {pid} of user {user})"
+        print(f"waiting for {holder} to finish", file=sys.stderr, flush=True)
         waiting.settimeout(None)
         waiting.recv(1)

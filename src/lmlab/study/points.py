@@ -38,9 +38,7 @@ class Point:
 
     def label(self) -> str:
         """The point on one line, for people."""
-        return " ".join(
-            [self.chapter, *(f"{key}={value}" for key, value in self.parameters.items())]
-        )
+        return " ".join([self.chapter, *(f"{k}={v}" for k, v in self.parameters.items())])
 
     def to_json(self) -> str:
         """One line of JSON, identical for equal points."""

@@ -36,14 +36,11 @@ RENAMED = {
     "context": "contexts",
 }
 
-
 # JSON Schema accepts 5.0 as an integer, and YAML accepts infinity; here both are errors.
 STRICT_TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
     {
         "integer": lambda _, value: type(value) is int,
-        "number": lambda _, value: (
-            type(value) is int or (isinstance(value, float) and isfinite(value))
-        ),
+        "number": lambda _, value: type(value) is int or (type(value) is float and isfinite(value)),
     }
 )
 Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=STRICT_TYPES)

@@ -57,8 +57,7 @@ def facts_of(source: bytes, compute: Callable[[bytes], Any], version: str) -> An
     """The result of `compute(source)`, which must be JSON, cached for this `version` of compute."""
     key = hashlib.sha256(version.encode() + b"\0" + source).hexdigest()
     store = _store()
-    if key not in store:
-        store[key] = compute(source)
+    store[key] = store.pop(key) if key in store else compute(source)  # the latest used is last
     return store[key]
 
 
@@ -67,9 +66,8 @@ def _store() -> dict[str, Any]:
     """What earlier processes have computed; additions are saved when this process exits."""
     store: dict[str, Any] = {}
     # A missing, unreadable or truncated file is an empty store; so is an unknown home folder.
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        found = json.loads(_path().read_text())
-        store = found if isinstance(found, dict) else store
+    with contextlib.suppress(OSError, ValueError, RuntimeError, TypeError):
+        store.update(json.loads(_path().read_text()))
     before = len(store)
 
     def save() -> None:

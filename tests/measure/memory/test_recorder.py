@@ -72,8 +72,6 @@ def test_a_gpu_recording_starts_and_stops_the_history(monkeypatch: pytest.Monkey
 
 
 OURS = "lmlab/model/layers.py"
-
-
 LIBRARIES = "/env/lib/python3.12/site-packages"
 SKIPPED = [f"{LIBRARIES}/torch/nn/functional.py", "torch/nn/modules/module.py", "<string>", ""]
 SKIPPED += ["/home/me/lmlab/src/lmlab/measure/memory/observer.py"]

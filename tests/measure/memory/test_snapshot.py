@@ -68,7 +68,6 @@ def test_devices_are_apart_and_frames_are_optional() -> None:
 MIB = 2**20
 THIRD = 6_815_744  # three of 6.5 MiB fill a segment of 20 MiB
 
-
 # A trace, the sizes of its blocks, and the segment at the end and the live blocks if unusual.
 CASES: dict[str, tuple[Any, ...]] = {
     "a large block keeps a remainder of up to a mebibyte": (

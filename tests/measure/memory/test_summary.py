@@ -15,7 +15,7 @@ from tests.measure.memory.test_snapshot import alloc, block, frame, free, out_of
 
 KIB = 1024
 WEIGHT, WORKSPACE, MARKS = 0, 100 * KIB, [200 * KIB, 201 * KIB, 202 * KIB, 203 * KIB]
-ACTIVATION, COPY, GRADIENT, SCRATCH = 300 * KIB, 400 * KIB, 500 * KIB, 800 * KIB
+ACTIVATION, COPY, GRAD, SCRATCH = 300 * KIB, 400 * KIB, 500 * KIB, 800 * KIB
 LINE = frame("/x/src/lmlab/model/layers.py", 55, "forward")
 TRACE = [
     *alloc(MARKS[0], 1),
@@ -24,7 +24,7 @@ TRACE = [
     *alloc(700 * KIB, 1 * KIB),
     *free(700 * KIB, 1 * KIB),
     *alloc(MARKS[1], 1),
-    *alloc(GRADIENT, 4 * KIB),
+    *alloc(GRAD, 4 * KIB),
     *alloc(SCRATCH, 16 * KIB),
     *free(ACTIVATION, 8 * KIB),
     *free(COPY, 2 * KIB),
@@ -34,13 +34,11 @@ TRACE = [
 BLOCKS = [
     block(WEIGHT, 4 * KIB, 4 * KIB),
     block(WORKSPACE, 32 * KIB, 32 * KIB),
-    block(GRADIENT, 5 * KIB, 4 * KIB),
+    block(GRAD, 5 * KIB, 4 * KIB),
     *(block(address, 512, 1) for address in MARKS),
 ]
 WEIGHTS = {WEIGHT: KnownTensor(category="parameters", name="layers.3.w1", size=4 * KIB)}
-GRADIENTS = {
-    GRADIENT: KnownTensor(category="gradients", name="gradient of layers.3.w1", size=4 * KIB)
-}
+GRADIENTS = {GRAD: KnownTensor(category="gradients", name="gradient of layers.3.w1", size=4 * KIB)}
 
 
 def summary_of(trace: list[dict[str, Any]], end: int, failed: str | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """An export under construction."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,5 +9,6 @@ from tests.measure.trace.export_builder import ExportBuilder
 
 
 @pytest.fixture
-def builder(tmp_path: Path) -> ExportBuilder:
-    return ExportBuilder(tmp_path / "export.sqlite")
+def builder(tmp_path: Path) -> Iterator[ExportBuilder]:
+    with ExportBuilder(tmp_path / "export.sqlite") as builder:
+        yield builder

@@ -19,11 +19,13 @@ TABLES = {
 
 
 class ExportBuilder:
-    """An export under construction; `with` finishes the file."""
+    """An export under construction; `with` closes the file."""
 
     def __init__(self, path: Path, schema: str | None = "3.20.2") -> None:
         self.path = path
-        self._database = sqlite3.connect(path)
+        self._database = sqlite3.connect(path, isolation_level=None)  # rows are there at once
+        self.execute("PRAGMA journal_mode = OFF")
+        self.execute("PRAGMA synchronous = OFF")
         self._strings: dict[str | bytes, int] = {}
         if schema is not None:
             self._insert("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value=schema)
@@ -33,7 +35,6 @@ class ExportBuilder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._database.commit()
         self._database.close()
 
     def execute(self, statement: str) -> None:

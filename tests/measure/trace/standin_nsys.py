@@ -76,14 +76,7 @@ def install(folder: Path, version: str = "2026.3.1", fault: str = "") -> Path:
     """Put a fake nsys of that version, perhaps with a fault, into a folder of the PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "nsys"
-    file.write_text(
-        PROGRAM.format(
-            python=sys.executable,
-            root=str(ROOT),
-            version=version,
-            fault=fault,
-            profile=OPTIONS,
-        )
-    )
+    known = {"python": sys.executable, "root": str(ROOT), "profile": OPTIONS}
+    file.write_text(PROGRAM.format(**known, version=version, fault=fault))
     file.chmod(0o755)
     return file

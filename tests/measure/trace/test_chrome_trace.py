@@ -69,10 +69,9 @@ def test_kernels_belong_to_the_ranges_of_their_launch_whatever_the_thread(trace:
     ]
 
 
-def test_both_tools_give_frames_of_the_same_types(trace: Trace, tmp_path: Path) -> None:
-    with ExportBuilder(tmp_path / "export.sqlite") as builder:
-        builder.range("forward", 0, 50)
-        builder.launched("ampere_sgemm_128x64_tn", 10, 20, 30, 1)
+def test_both_tools_give_frames_of_the_same_types(trace: Trace, builder: ExportBuilder) -> None:
+    builder.range("forward", 0, 50)
+    builder.launched("ampere_sgemm_128x64_tn", 10, 20, 30, 1)
     other = nsys.read(builder.path)
     for name in ("kernels", "host", "ranges"):
         mine, theirs = getattr(trace, name).dtypes, getattr(other, name).dtypes

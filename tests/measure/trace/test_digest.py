@@ -46,13 +46,12 @@ def test_a_section_holds_one_run(trace: Trace) -> None:
 
 def test_the_table_has_statistics_by_name_and_no_copies(builder: ExportBuilder) -> None:
     durations = [("sgemm", 10), ("sgemm", 20), ("sgemm", 60), ("b", 5), ("a", 5)]
-    with builder:
-        builder.range("run", 0, 1000)
-        for correlation, (name, duration) in enumerate(durations):
-            start = 100 * correlation
-            builder.launched(name, start + 10, start + 20, start + 20 + duration, correlation)
-        builder.call("cudaMemcpyAsync", 13, 15, 9)
-        builder.memcpy(1, 950, 957, 9)
+    builder.range("run", 0, 1000)
+    for correlation, (name, duration) in enumerate(durations):
+        start = 100 * correlation
+        builder.launched(name, start + 10, start + 20, start + 20 + duration, correlation)
+    builder.call("cudaMemcpyAsync", 13, 15, 9)
+    builder.memcpy(1, 950, 957, 9)
     kernels = nsys.read(builder.path).kernels
     assert kernels["duration_ns"][digest.is_copy(kernels)].tolist() == [7]
     assert digest.kernel_summary(kernels).round(1).to_dict("list") == {
@@ -117,10 +116,9 @@ def test_busy_time_counts_overlaps_once(intervals: list[tuple[int, int, int]]) -
 
 
 def test_a_gap_is_the_hosts_if_the_kernel_was_not_launched_yet(builder: ExportBuilder) -> None:
-    with builder:
-        for correlation, (launch, start) in enumerate([(0, 10), (15, 30), (50, 60)]):
-            builder.launched("k", launch, start, start + 10, correlation)
-        builder.kernel("launch unknown", 90, 95, 77)
+    for correlation, (launch, start) in enumerate([(0, 10), (15, 30), (50, 60)]):
+        builder.launched("k", launch, start, start + 10, correlation)
+    builder.kernel("launch unknown", 90, 95, 77)
     trace = nsys.read(builder.path)
     gaps = digest.launch_gaps(trace.kernels)
     # Idle from 20: the second was queued since 15. Idle from 40: the third was launched at 50.

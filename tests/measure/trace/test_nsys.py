@@ -22,10 +22,9 @@ def rows(frame: pd.DataFrame, *columns: str) -> list[list[Any]]:
 
 def test_a_kernel_row_has_all_documented_columns(builder: ExportBuilder) -> None:
     name = "void at::native::reduce_kernel<MaxOps<float>>(T3)"
-    with builder:
-        builder.call("cudaLaunchKernel_v7000", 10, 15, correlation=4, process=42)
-        builder.range("forward", 0, 100, process=42)
-        builder.kernel(name, 30, 70, 4, process=42)
+    builder.call("cudaLaunchKernel_v7000", 10, 15, correlation=4, process=42)
+    builder.range("forward", 0, 100, process=42)
+    builder.kernel(name, 30, 70, 4, process=42)
     trace = nsys.read(builder.path)
     assert trace.tool == "nsys 2025.3.1.90"
     assert trace.kernels.to_dict("records") == [
@@ -38,15 +37,14 @@ def test_a_kernel_row_has_all_documented_columns(builder: ExportBuilder) -> None
 
 
 def test_a_kernel_belongs_to_the_range_of_its_launch(builder: ExportBuilder) -> None:
-    with builder:
-        builder.range("forward", 0, 20)
-        builder.range("backward", 20, 40)
-        builder.launched("runs late", 19, 30, 35, 1)
-        builder.launched("at the edge", 20, 36, 39, 2)
-        builder.call("cudaLaunchKernel_v7000", 25, 35, 3, thread=2)  # autograd's thread
-        builder.kernel("gemm", 60, 70, 3)
-        builder.call("cudaDeviceSynchronize_v3020", 50, 75, 4)
-        builder.call("cuMemAlloc_v2", 96, 97, 5)
+    builder.range("forward", 0, 20)
+    builder.range("backward", 20, 40)
+    builder.launched("runs late", 19, 30, 35, 1)
+    builder.launched("at the edge", 20, 36, 39, 2)
+    builder.call("cudaLaunchKernel_v7000", 25, 35, 3, thread=2)  # autograd's thread
+    builder.kernel("gemm", 60, 70, 3)
+    builder.call("cudaDeviceSynchronize_v3020", 50, 75, 4)
+    builder.call("cuMemAlloc_v2", 96, 97, 5)
     trace = nsys.read(builder.path)
     assert rows(trace.kernels, "name", "ranges") == [
         ["runs late", ("forward",)],
@@ -72,12 +70,11 @@ LAUNCHES = {
 def test_a_kernel_is_matched_to_its_launch(
     builder: ExportBuilder, calls: list[tuple[str, int, int, int]], launch: int | None
 ) -> None:
-    with builder:
-        builder.range("rank 1", 0, 100)
-        builder.range("rank 2", 0, 100, process=2)
-        for name, start, correlation, process in calls:
-            builder.call(name, start, start + 3, correlation, process=process)
-        builder.kernel("k", 80, 90, 5)
+    builder.range("rank 1", 0, 100)
+    builder.range("rank 2", 0, 100, process=2)
+    for name, start, correlation, process in calls:
+        builder.call(name, start, start + 3, correlation, process=process)
+    builder.kernel("k", 80, 90, 5)
     expected = [launch, () if launch is None else ("rank 1",)]
     assert rows(nsys.read(builder.path).kernels, "launch_ns", "ranges") == [expected]
 
@@ -85,20 +82,18 @@ def test_a_kernel_is_matched_to_its_launch(
 @pytest.mark.parametrize("event", [34, 59, 60, 70, 71, 75])  # 34 is a mark, 75 a domain's name
 @pytest.mark.parametrize("registered", [False, True], ids=["text", "textId"])
 def test_only_ranges_are_read(builder: ExportBuilder, event: int, registered: bool) -> None:
-    with builder:
-        builder.range("forward", -500, 50, event=event, registered=registered)
-        builder.launched("k", 10, 20, 30, 1)
+    builder.range("forward", -500, 50, event=event, registered=registered)
+    builder.launched("k", 10, 20, 30, 1)
     expected = [] if event in (34, 75) else [["forward"]]
     assert rows(nsys.read(builder.path).ranges, "name") == expected
 
 
 def test_ranges_may_stay_open_and_lose_pytorchs_counters(builder: ExportBuilder) -> None:
-    with builder:
-        builder.range("step", 5, None)
-        builder.range("aten::mul, op_id = 7, sizes = [[4, 12], []]", 10, 19)
-        builder.range("MulBackward0, seq = 3, op_id = 8, sizes = [[4]]", 20, 29)
-        builder.range("a, b = c", 30, 39)
-        builder.launched("k", 10, 20, 95, 1)
+    builder.range("step", 5, None)
+    builder.range("aten::mul, op_id = 7, sizes = [[4, 12], []]", 10, 19)
+    builder.range("MulBackward0, seq = 3, op_id = 8, sizes = [[4]]", 20, 29)
+    builder.range("a, b = c", 30, 39)
+    builder.launched("k", 10, 20, 95, 1)
     trace = nsys.read(builder.path)
     assert rows(trace.kernels, "ranges") == [[("step", "aten::mul")]]
     expected = [["step", 90], ["aten::mul", 9], ["MulBackward0", 9], ["a, b = c", 9]]
@@ -106,17 +101,16 @@ def test_ranges_may_stay_open_and_lose_pytorchs_counters(builder: ExportBuilder)
 
 
 def test_copies_memsets_and_graphs_are_rows(builder: ExportBuilder) -> None:
-    with builder:
-        builder.range("replay", 0, 50)
-        builder.call("cudaMemcpyAsync_v3020", 1, 2, 1)
-        builder.memcpy(1, 10, 20, 1)
-        builder.memcpy(99, 20, 30, 8)
-        builder.memset(30, 35, 9)
-        builder.call("cudaGraphLaunch_v10000", 10, 12, 2)
-        builder.kernel("a", 40, 50, 2, graphNodeId=100)
-        builder.graph(5, 40, 80, 2)  # its kernel was traced and replaces it
-        builder.call("cudaGraphLaunch_v10000", 13, 14, 3)
-        builder.graph(6, 90, 95, 3)
+    builder.range("replay", 0, 50)
+    builder.call("cudaMemcpyAsync_v3020", 1, 2, 1)
+    builder.memcpy(1, 10, 20, 1)
+    builder.memcpy(99, 20, 30, 8)
+    builder.memset(30, 35, 9)
+    builder.call("cudaGraphLaunch_v10000", 10, 12, 2)
+    builder.kernel("a", 40, 50, 2, graphNodeId=100)
+    builder.graph(5, 40, 80, 2)  # its kernel was traced and replaces it
+    builder.call("cudaGraphLaunch_v10000", 13, 14, 3)
+    builder.graph(6, 90, 95, 3)
     kernels = nsys.read(builder.path).kernels
     assert rows(kernels, "name", "kind", "family", "duration_ns", "launch_ns") == [
         ["Memcpy HtoD", "memcpy", "copy", 10, 1],
@@ -129,19 +123,17 @@ def test_copies_memsets_and_graphs_are_rows(builder: ExportBuilder) -> None:
 
 def test_products_keep_their_family_in_the_optimizer(builder: ExportBuilder) -> None:
     names = ["elementwise_kernel", "ampere_sgemm_32x32_nn", "ncclDevKernel_AllReduce"]
-    with builder:
-        builder.range("optimizer step", 0, 90)
-        for row, name in enumerate([*names, "elementwise_kernel"]):
-            builder.launched(name, 10 + 30 * row, 200 + row, 201 + row, row)
+    builder.range("optimizer step", 0, 90)
+    for row, name in enumerate([*names, "elementwise_kernel"]):
+        builder.launched(name, 10 + 30 * row, 200 + row, 201 + row, row)
     families = nsys.read(builder.path).kernels["family"].tolist()
     assert families == ["optimizer", "matmul_simt", "communication", "elementwise"]
 
 
 @pytest.mark.parametrize("tables", [[], ["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"]])
 def test_an_empty_export_gives_empty_frames(builder: ExportBuilder, tables: list[str]) -> None:
-    with builder:
-        for table in tables:
-            builder.table(table)
+    for table in tables:
+        builder.table(table)
     trace = nsys.read(builder.path)
     assert (len(trace.kernels), len(trace.host), len(trace.ranges)) == (0, 0, 0)
     assert tuple(trace.kernels.columns) == KERNEL_COLUMNS
@@ -152,12 +144,11 @@ def test_an_empty_export_gives_empty_frames(builder: ExportBuilder, tables: list
     ("stored", "shown"), [("CAST(X'6BFF' AS TEXT)", "k\ufffd"), ("12", "12"), ("NULL", None)]
 )
 def test_names_of_any_type_are_text(builder: ExportBuilder, stored: str, shown: str | None) -> None:
-    with builder:
-        builder.range("x", 0, 50)
-        builder.launched("k", 10, 20, 30, 1)
-        builder.execute(f"UPDATE NVTX_EVENTS SET text = {stored}")
-        builder.execute(f"UPDATE StringIds SET value = {stored} WHERE value = 'k'")
-        builder.execute(f"UPDATE META_DATA_EXPORT SET value = {stored} WHERE name LIKE '%PROD%'")
+    builder.range("x", 0, 50)
+    builder.launched("k", 10, 20, 30, 1)
+    builder.execute(f"UPDATE NVTX_EVENTS SET text = {stored}")
+    builder.execute(f"UPDATE StringIds SET value = {stored} WHERE value = 'k'")
+    builder.execute(f"UPDATE META_DATA_EXPORT SET value = {stored} WHERE name LIKE '%PROD%'")
     trace = nsys.read(builder.path)
     assert rows(trace.kernels, "name", "ranges") == [[shown or "string 2", (shown or "",)]]
     assert trace.tool == f"nsys {shown}"
@@ -169,9 +160,7 @@ MOMENTS = st.lists(st.tuples(st.integers(-2, 60), st.integers(1, 3)), min_size=1
 
 @settings(max_examples=50)
 @given(SPANS, MOMENTS)
-def test_ranges_at_a_time(
-    spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]
-) -> None:
+def test_paths_at_a_time(spans: list[tuple[int, int, int]], moments: list[tuple[int, int]]) -> None:
     ranges = pd.DataFrame(spans, columns=["start_ns", "length", "process"], dtype="int64")
     ranges = ranges.assign(
         name=names(f"range {row}" for row in range(len(spans))),
@@ -193,14 +182,13 @@ def test_ranges_at_a_time(
 def test_rows_are_read_in_batches(builder: ExportBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the proportions of a train step with operator ranges."""
     steps = 1500
-    with builder:
-        builder.range("step", 0, None)
-        for start in range(0, 1000 * steps, 1000):
-            builder.launched("elementwise", start, start + 600, start + 900, start)
-            builder.call("cudaEventRecord", start + 500, start + 700, start + 1)
-            for operator in range(start, start + 1000, 250):
-                details = f"aten::mul, op_id = {operator}, sizes = {'4' * 130}"
-                builder.range(details, operator, operator + 240)
+    builder.range("step", 0, None)
+    for start in range(0, 1000 * steps, 1000):
+        builder.launched("elementwise", start, start + 600, start + 900, start)
+        builder.call("cudaEventRecord", start + 500, start + 700, start + 1)
+        for operator in range(start, start + 1000, 250):
+            details = f"aten::mul, op_id = {operator}, sizes = {'4' * 130}"
+            builder.range(details, operator, operator + 240)
     monkeypatch.setattr(nsys, "BATCH_ROWS", 200)
     nsys.read(builder.path)  # what is imported on the way does not count
     tracemalloc.start()

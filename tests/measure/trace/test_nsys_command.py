@@ -30,7 +30,7 @@ def test_nsys_accepts_its_options(folder: Path) -> None:
     assert nsys.version.startswith("2026.3.1")
 
 
-def write_program(folder: Path, text: str) -> None:
+def write(folder: Path, text: str) -> None:
     (folder / "nsys").write_text(text)
     (folder / "nsys").chmod(0o755)
 
@@ -40,10 +40,8 @@ FAULTS = {
     "broken": lambda folder: install(folder, fault="broken"),
     "no version": lambda folder: install(folder, fault="no version"),
     "too old": lambda folder: install(folder, "2021.3.2"),
-    "not executable": lambda folder: write_program(folder, "#!/nowhere/python\n"),
-    "hangs": lambda folder: write_program(
-        folder, f"#!{sys.executable}\nimport time\ntime.sleep(600)\n"
-    ),
+    "not executable": lambda folder: write(folder, "#!/nowhere/python\n"),
+    "hangs": lambda folder: write(folder, f"#!{sys.executable}\nimport time\ntime.sleep(600)\n"),
 }
 
 

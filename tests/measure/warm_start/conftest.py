@@ -5,20 +5,18 @@ that name. A client's output is read to its end, which would never come if a hel
 a job kept the client's pipes open.
 """
 
-import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.processes import DEADLINE_S, is_gone, wait_until
+from tests.processes import DEADLINE_S, start, wait_until, warm_helpers
 
 # A process of its own, because it is to be killed and to import no torch.
 CLIENT = """
@@ -60,10 +58,8 @@ def finish(client: subprocess.Popen[str], stdin: str | None = None) -> Outcome:
 class Lab:
     """Jobs, clients and helpers of one test."""
 
-    def __init__(self, directory: Path, *, real_torch: bool = False) -> None:
-        # Unlike `directory`, short enough for a socket's address on every machine.
-        self._runtime = tempfile.TemporaryDirectory(prefix="lmlab-", dir="/tmp")
-        self.runtime = Path(self._runtime.name)
+    def __init__(self, directory: Path, runtime: str, *, real_torch: bool = False) -> None:
+        self.runtime = Path(runtime)
         self.directory, self.libraries = directory / "jobs", directory / "libraries"
         self.directory.mkdir()
         self.write("trivial", "def main(argv):\n    return 4\n")
@@ -82,13 +78,8 @@ class Lab:
         return {**os.environ, **switches, "PYTHONPATH": self.python_path, **more}
 
     def start(self, *job: str, mode: str = "warm", **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", CLIENT, *job],
-            cwd=self.directory,
-            env=self.environment(mode, **environment),
-            text=True,
-            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
-        )
+        command, variables = [sys.executable, "-c", CLIENT, *job], self.environment(mode)
+        return start(command, cwd=self.directory, env={**variables, **environment})
 
     def run(self, *job: str, mode: str = "warm", stdin: str = "", **environment: str) -> Outcome:
         return finish(self.start(*job, mode=mode, **environment), stdin)
@@ -107,21 +98,15 @@ class Lab:
         wait_until((self.directory / "pids").exists)
         return client, json.loads((self.directory / "pids").read_text())
 
-    def close(self) -> None:
-        self.runtime.chmod(0o700)
-        stopped = self.helpers("--stop")
-        wait_until(lambda: all(map(is_gone, stopped)))
-        self._runtime.cleanup()
-
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    with contextlib.closing(Lab(tmp_path)) as lab:
-        yield lab
+    with warm_helpers() as runtime:
+        yield Lab(tmp_path, runtime)
 
 
 @pytest.fixture(scope="module")
 def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One helper for all tests of a module that leave it as it was."""
-    with contextlib.closing(Lab(tmp_path_factory.mktemp("shared"))) as lab:
-        yield lab
+    with warm_helpers() as runtime:
+        yield Lab(tmp_path_factory.mktemp("shared"), runtime)

@@ -5,11 +5,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
+from lmlab.measure import warm_start
 from lmlab.measure.warm_start import helper, run
 from lmlab.measure.warm_start.processes import relay_signals
 from lmlab.measure.warm_start.socket_path import connect, private_directory, socket_path
@@ -99,6 +101,8 @@ def test_a_process_that_differs_from_the_helper_gets_another(lab: Lab) -> None:
     lab.run("trivial", OMP_NUM_THREADS="2")  # read when OpenMP is loaded
     lab.torch.write_text("__version__ = '2'\n")
     lab.run("trivial", OMP_NUM_THREADS="2")
+    with pytest.raises(subprocess.CalledProcessError):
+        lab.helpers("--misspelled")
     helpers = lab.helpers()
     assert len(helpers) == 3
     assert lab.helpers("--stop") == helpers
@@ -117,7 +121,15 @@ OBSTACLES: dict[str, Callable[[Lab], object]] = {
 def test_without_a_usable_helper_the_job_runs_plainly(lab: Lab, obstacle: str) -> None:
     OBSTACLES[obstacle](lab)
     status, stdout, stderr = lab.run("trivial")
+    lab.runtime.chmod(0o700)
     assert (status, stdout, stderr.count("\n")) == (4, "", 1)
+
+
+def test_a_process_that_never_answers_has_failed_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMLAB_WARM_START", "0")
+    monkeypatch.setattr(warm_start, "ANSWER_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(warm_start, "_start", lambda theirs: closing(theirs.dup()))
+    assert run("job", []) == os.EX_TEMPFAIL
 
 
 def test_an_unsafe_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +155,10 @@ def test_an_allocation_has_a_helper_of_its_own(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_signal_before_the_job_is_known_is_held_for_it() -> None:
-    with relay_signals() as aim:
+    with relay_signals() as set_target:
         signal.raise_signal(signal.SIGTERM)
         job = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-        aim(job.pid)
+        set_target(job.pid)
         assert job.wait() == -signal.SIGTERM
     with pytest.raises(KeyboardInterrupt), relay_signals():
         signal.raise_signal(signal.SIGINT)  # there is no job

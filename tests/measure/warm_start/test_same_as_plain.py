@@ -3,14 +3,13 @@
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.measure.warm_start.conftest import CLIENT, Lab, finish
-from tests.processes import DEADLINE_S, wait_until
+from tests.processes import DEADLINE_S, wait_until, warm_helpers
 
 pytestmark = pytest.mark.slow
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -185,7 +184,8 @@ def main(argv):
 
 
 def test_a_fork_has_the_libraries_but_nothing_of_ours_and_no_gpu(tmp_path: Path) -> None:
-    with closing(Lab(tmp_path, real_torch=True)) as lab:
+    with warm_helpers() as runtime:
+        lab = Lab(tmp_path, runtime, real_torch=True)
         lab.write("job", LOADED)
         outcome = lab.run("job")
     libraries = [True, True, torch.cuda.is_available()]

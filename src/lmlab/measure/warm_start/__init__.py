@@ -30,7 +30,8 @@ from typing import Any
 from lmlab.measure.warm_start.processes import kill_family, relay_signals
 from lmlab.measure.warm_start.socket_path import connect, socket_path
 
-PATIENCE_S = 120.0  # importing torch from a cold network disk can take a minute
+ANSWER_TIMEOUT_S = 120.0  # importing torch from a cold network disk can take a minute
+NO_ANSWER = f"ended or did not answer within {ANSWER_TIMEOUT_S:g} s"
 
 
 def run(module: str, arguments: Sequence[str]) -> int:
@@ -50,7 +51,10 @@ def run(module: str, arguments: Sequence[str]) -> int:
     with _start(theirs):
         theirs.close()
         status = _run_at(ours, job)
-    return os.EX_TEMPFAIL if status is None else status
+    if status is None:
+        print(f"warm start: the fresh process {NO_ANSWER}", file=sys.stderr)
+        return os.EX_TEMPFAIL
+    return status
 
 
 def _run_warm(job: str) -> int:
@@ -60,7 +64,7 @@ def _run_warm(job: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = connect(path) or _start_helper(path)
     if connection is None or (status := _run_at(connection, job)) is None:
-        raise ConnectionError(f"the helper ended; see {path.with_suffix('.log')}")
+        raise ConnectionError(f"the helper {NO_ANSWER}; see {path.with_suffix('.log')}")
     return status
 
 
@@ -89,17 +93,18 @@ def _start(inherited: socket.socket, **streams: Any) -> subprocess.Popen[bytes]:
 def _run_at(connection: socket.socket, job: str) -> int | None:
     """Send a job and wait until it ends; its exit status, or None if it was not started."""
     pid = None
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(ANSWER_TIMEOUT_S)
     # If the other end is closed, `readline` returns "" and `int` raises ValueError.
-    with connection, connection.makefile() as lines, suppress(ConnectionError, ValueError):
+    gone = suppress(ConnectionError, TimeoutError, ValueError)
+    with connection, connection.makefile() as lines, gone:
         # Send no streams before the helper is ready: while importing, it would hold them open even
         # after this process has ended. Until it answers, a signal simply ends this process.
         lines.readline()
-        with relay_signals() as aim:
+        with relay_signals() as set_target:
             socket.send_fds(connection, [b"\n"], [0, 1, 2])
             connection.sendall(f"{job}\n".encode())
             pid = int(lines.readline())
-            aim(pid)
+            set_target(pid)
             connection.settimeout(None)
             return int(lines.readline())
     if pid is None:

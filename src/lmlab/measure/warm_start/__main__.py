@@ -1,21 +1,18 @@
-"""`python -m lmlab.measure.warm_start [--stop]`: list this user's helpers, or stop them.
+"""List this user's helpers, or stop them; running jobs are not interrupted."""
 
-Running jobs are not interrupted.
-"""
-
+import argparse
 import os
 import signal
-import socket
-import struct
-import sys
 
-from lmlab.measure.warm_start.socket_path import connect, private_directory
+from lmlab.measure.warm_start.socket_path import connect, peer, private_directory
 
+parser = argparse.ArgumentParser(prog="python -m lmlab.measure.warm_start", description=__doc__)
+parser.add_argument("--stop", action="store_true", help="stop the helpers")
+stop = parser.parse_args().stop
 for path in sorted(private_directory().glob("*.sock")):
     if connection := connect(path):
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, _user, _group = struct.unpack("3i", credentials)
+        pid, _user = peer(connection)
         print(f"helper {pid} at {path}")
-        if sys.argv[1:] == ["--stop"]:
+        if stop:
             path.unlink()  # first, so that new clients start another helper
             os.kill(pid, signal.SIGTERM)

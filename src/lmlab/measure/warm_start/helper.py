@@ -143,7 +143,7 @@ def supervise(client: socket.socket) -> None:
                 return
         processes.adopt_orphans()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid = _fork(partial(_become, job, streams, os.getpid()), client)
+        pid = _fork(partial(_run_as_job, job, streams, os.getpid()), client)
         for stream in streams:  # their readers see EOF only when every copy is closed
             os.close(stream)
         try:
@@ -163,7 +163,7 @@ def _kill_without_client(client: socket.socket) -> None:
     processes.kill_family(os.getpid())
 
 
-def _become(job: str, streams: Sequence[int], supervisor: int) -> NoReturn:
+def _run_as_job(job: str, streams: Sequence[int], supervisor: int) -> NoReturn:
     """Turn this fork, in which signals are blocked, into the job."""
     module, arguments, environment, directory = json.loads(job)
     os.setsid()

@@ -33,9 +33,9 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
     def relay(number: int, _frame: object) -> None:
         relayed.append(number)
         held.append(number)
-        aim()
+        set_target()
 
-    def aim(*leader: int) -> None:
+    def set_target(*leader: int) -> None:
         leaders.extend(leader)
         while held and leaders:
             pid, number = leaders[0], held.pop(0)
@@ -52,7 +52,7 @@ def relay_signals() -> Iterator[Callable[[int], None]]:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, relay) or signal.SIG_DFL
                 undo.callback(signal.signal, number, before)
-        yield aim
+        yield set_target
 
 
 def die_with_parent(parent: int) -> None:

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -76,3 +77,9 @@ def connect(path: Path) -> socket.socket | None:
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
     return None
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user id of the process that listens at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return struct.unpack("3i", credentials)[:2]
