@@ -17,7 +17,7 @@ import pytest
 from lmlab.cli import main
 from lmlab.study.files import ROOT
 from tests.processes import LMLAB, git, is_gone, wait_until
-from tests.project import GOLDEN, STEP
+from tests.project import GOLDEN_RESULTS, STEP
 
 STAND_IN = f"""
 import json, os, signal, sys
@@ -34,7 +34,7 @@ def main():
     if STATUS == "wrong":
         print("lmlab: size = 'x'; allowed: y", file=sys.stderr)
         return 2
-    result = json.load(open({str(GOLDEN / STEP)!r}))
+    result = json.load(open({str(GOLDEN_RESULTS / STEP)!r}))
     result["schema_version"] = SCHEMA
     for record in result["measurements"]:
         if "samples" in record:
@@ -58,15 +58,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     git(root, "init", "-q")
-    for name, values in {
-        "base": (1.0, "ok", 2),
-        "slow": (1.25, "ok", 2),
-        "hang": (1.0, "hang", 2),
-        "wrong": (1.0, "wrong", 2),
-        "failed": (1.0, "failed", 2),
-        "old": (1.0, "ok", 1),
-        "partly": (1.0, "partly", 2),
-    }.items():
+    for name in ("base", "slow", "hang", "wrong", "failed", "old", "partly"):
+        values = (1.25 if name == "slow" else 1.0, name, 1 if name == "old" else 2)
         (package / "__init__.py").write_text(STAND_IN % values)
         git(root, "add", "src")
         git(root, "commit", "-qm", name)

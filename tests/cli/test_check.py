@@ -12,7 +12,7 @@ import pytest
 from lmlab.cli import check, main
 from lmlab.study.files import ROOT
 from tests.processes import files_in_git
-from tests.project import GOLDEN, H200, STEP, config, report
+from tests.project import GOLDEN_RESULTS, H200_RESULTS, STEP, config, report
 from tests.report.study import rewrite, scale
 
 Check = Callable[..., tuple[int, list[str]]]
@@ -20,9 +20,9 @@ Check = Callable[..., tuple[int, list[str]]]
 
 def committed() -> list[Path]:
     """Folders of machines in git, of which a pull request may add one."""
-    results = H200.parent
+    results = H200_RESULTS.parent
     names = {file.relative_to(results).parts[0] for file in files_in_git("results")}
-    return [results / name for name in sorted(names or {H200.name})]
+    return [results / name for name in sorted(names or {H200_RESULTS.name})]
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Check:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", [GOLDEN, *committed()], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [GOLDEN_RESULTS, *committed()], ids=lambda folder: folder.name)
 def test_every_machine_in_the_repository_passes(run: Check, folder: Path) -> None:
     assert run(folder, "--ignore", "missing,mixed") == (0, [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "folder", [f for f in committed() if f != H200], ids=lambda folder: folder.name
+    "folder", [f for f in committed() if f != H200_RESULTS], ids=lambda folder: folder.name
 )
 def test_contributed_pages_render(folder: Path, tmp_path: Path) -> None:
     """Those of the H200 and the golden results are compared with committed pages elsewhere."""
@@ -79,10 +79,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "schema": ("unreadable", edited(lambda result: result.pop("versions"))),
     "schema 1": ("unreadable", edited(lambda result: result.update(schema_version=1))),
     "negative sample": ("unreadable", first_time(samples=[-1.0])),
-    "zero time": (
-        "impossible",
-        first_time(value=0.0, samples=[0.0], n=1, min=0.0, max=0.0, q1=0.0, q3=0.0),
-    ),
+    "zero": ("impossible", first_time(value=0.0, samples=[0.0], n=1, min=0, max=0, q1=0, q3=0)),
     "negative time": ("impossible", first_time(value=-1.0, min=-2.0, samples=[1.0], n=1)),
     "median outside": ("impossible", first_time(value=1e9)),
     "not the median": ("impossible", first_time(samples=[1.0, 2.0, 3.0], value=2.5, min=1, max=3)),
@@ -109,7 +106,7 @@ NANO = ("--config", "study=nano")
 def test_a_seeded_fault_is_named(run: Check, tmp_path: Path, fault: str) -> None:
     kind, seed = FAULTS[fault]
     folder = tmp_path / "cpu-golden"
-    shutil.copytree(GOLDEN, folder)
+    shutil.copytree(GOLDEN_RESULTS, folder)
     # Golden results may lack the newest points, and a file that cannot be read is missing, too.
     options = NANO if kind == "missing" else ("--ignore", "missing", *NANO)
     before = run(folder, *options)[1] if kind == "missing" else []
@@ -123,7 +120,7 @@ def test_a_seeded_fault_is_named(run: Check, tmp_path: Path, fault: str) -> None
 
 
 def test_every_kind_of_fault_can_be_ignored(run: Check, tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN, folder := tmp_path / "cpu-mine")
+    shutil.copytree(GOLDEN_RESULTS, folder := tmp_path / "cpu-mine")
     (folder / STEP).write_text("{")
     assert run(folder, *NANO)[0] == 1
     assert run(folder, "--ignore", ",".join(check.KINDS), *NANO) == (0, [])
@@ -131,8 +128,8 @@ def test_every_kind_of_fault_can_be_ignored(run: Check, tmp_path: Path) -> None:
 
 def test_a_step_faster_than_the_peak_is_impossible(run: Check, tmp_path: Path) -> None:
     folder = tmp_path / "nvidia-h200"
-    name = next(H200.glob("end_to_end/size~xl/context~1024/**/mode~train_step/**/*.json"))
-    target = folder / name.relative_to(H200)
+    name = next(H200_RESULTS.glob("end_to_end/size~xl/context~1024/**/mode~train_step/**/*.json"))
+    target = folder / name.relative_to(H200_RESULTS)
     target.parent.mkdir(parents=True)
     shutil.copy(name, target)
     rewrite(target, lambda result: scale([first("time", result, phase="forward")], 0.01))
@@ -144,7 +141,7 @@ def test_a_step_faster_than_the_peak_is_impossible(run: Check, tmp_path: Path) -
 def test_machines_are_limited(run: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "MACHINE_LIMIT_BYTES", 100_000)
     folder = tmp_path / "cpu-golden"
-    shutil.copytree(GOLDEN, folder)
+    shutil.copytree(GOLDEN_RESULTS, folder)
     noise = os.urandom(90_000).hex()
     edited(lambda result: result["data"].update(kernels=noise))(folder)
     status, lines = run(folder, "--ignore", "missing")

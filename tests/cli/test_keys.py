@@ -10,7 +10,7 @@ from lmlab.cli.keys import read_config, read_value, schemas_for
 from lmlab.cli.measure import point_from_args
 from lmlab.jobs.catalog import points_of
 from tests import project
-from tests.project import H200
+from tests.project import H200_RESULTS
 
 NANO, FULL = project.study("nano"), project.study("full", "cuda")
 
@@ -103,19 +103,23 @@ WRONG = {
 }
 
 
+STEPS = H200_RESULTS / "end_to_end" / "size~small"
 COMMANDS = {f"measure {args} --config study=nano": message for args, message in WRONG.items()} | {
     "measure end_to_end --config study=nano steps=5": "a point's own values come before --config",
+    'measure memory --config study=nano studies={"nano":{"memory":{"enabled":false}}}': "switched",
     "status --config study=huge": 'study = "huge"',
     "status --config study": "'study' is not key=value",
     "status --machine nosuch": "machine = 'nosuch' has no results",
     "status --config model=no:Net": "model = 'no:Net': module 'no'",
     "status --configfile no.yaml": "no.yaml: not a readable",
     "check nowhere --ignore everything": "everything",
-    f"compare nowhere {H200}": "nowhere",
-    f"compare {H200}:no-such-revision {H200}": "no-such-revision",
-    f"compare nowhere:HEAD {H200}": "nowhere",
-    f"compare . {H200}": "",
-    f"compare {H200} {H200} --where size": "size",
+    f"compare nowhere {H200_RESULTS}": "nowhere",
+    f"compare {H200_RESULTS}:no-such-revision {H200_RESULTS}": "no-such-revision",
+    f"compare nowhere:HEAD {H200_RESULTS}": "nowhere",
+    f"compare . {H200_RESULTS}": "",
+    f"compare {H200_RESULTS} {H200_RESULTS} --where size": "size",
+    f"compare {STEPS} {STEPS} --where sizee=small": "sizee = 'small': no record has this; allowed",
+    f"compare {STEPS} {STEPS} --where size=small,tiny": "size = 'tiny': no record has this; allow",
 }
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import yaml
 
 from lmlab.cli import main, measure
 from lmlab.cli.measure import table
@@ -16,7 +15,6 @@ from lmlab.jobs.outcome import Outcome, Unsupported
 from lmlab.measure import records
 from lmlab.study.points import Point
 from lmlab.study.results import read
-from tests.project import config
 from tests.report.study import time_record
 from tests.study.test_results import make
 
@@ -72,16 +70,6 @@ def test_only_a_failure_fails(
     monkeypatch.setattr(run, "load", chapter_giving(error))
     assert main(["measure", "machine", *NANO]) == (1 if line.startswith("failed") else 0)
     assert line in capsys.readouterr().out.splitlines()
-
-
-def test_a_chapter_that_is_switched_off_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    changed = config(study="nano")
-    changed["studies"]["nano"]["precision"]["enabled"] = False
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(changed))
-    assert main(["measure", "precision"]) == 2
-    assert "precision is switched off in the study 'nano'" in capsys.readouterr().err
 
 
 CAPPED = "time cap of 10 s after 1 sample"

@@ -17,10 +17,11 @@ def main() -> int:
     arguments = vars(parser.parse_args())
     try:
         faults = write_comparison(**arguments, results=Path("results"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(*(f"not rendered: {fault}" for fault in faults), sep="\n", file=sys.stderr)
+    for fault in faults:
+        print(f"not rendered: {fault}", file=sys.stderr)
     return 0
 
 

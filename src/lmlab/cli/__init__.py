@@ -49,7 +49,7 @@ difference exceeds 2 %; same: the interval lies within 2 % of 1; undecided: anyt
   lmlab compare nvidia-h200:HEAD~3 nvidia-h200 --chapter attention --variant flash
   lmlab compare main-results/ results/nvidia-h200 --fail-if-slower 5%
 
-The exit status is 0, 1 if --fail-if-slower finds something, 2 if a set or an option is wrong.""",
+The exit status is 0, 1 if --fail-if-slower finds something slower or failed, 2 for wrong use.""",
     "check": """\
 Validates results that came from elsewhere: a folder, a machine in results/, or either at a git
 revision. One line per problem: unreadable, misplaced, duplicate, impossible values, mixed versions,
@@ -141,11 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--chapter", metavar="NAME[,NAME]", help="only these chapters")
     compare.add_argument("--variant", metavar="NAME[,NAME]", help="only these variants")
     compare.add_argument(
-        "--where",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="only records with size=xl",
+        "--where", action="append", default=[], metavar="KEY=VALUE", help="only these: size=xl"
     )
     usage = "[--rounds N] [--json] [--fail-if-slower 5%%] REV1 REV2 -- CHAPTER [key=value ...]"
     ab = add("ab", "measure two revisions, alternating", usage)

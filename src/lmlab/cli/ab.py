@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from statistics import median
 import pandas as pd
 
 from lmlab.cli import WRONG_USE
-from lmlab.cli.compare import gate, line, records
+from lmlab.cli.compare import gate, json_rows, line
 from lmlab.report.compare import paired
 from lmlab.report.frame import Rows
 from lmlab.result_sets.sets import commit_of, git, repository_of
@@ -45,7 +45,7 @@ def command(arguments: argparse.Namespace) -> int:
     pairs, lost = compared(rounds)
     names = [f"{name} ({commit[:7]})" for name, commit in zip(revisions, commits, strict=True)]
     if arguments.json:
-        print(json.dumps({"a": names[0], "b": names[1], "pairs": records(pairs)}))
+        print(json.dumps({"a": names[0], "b": names[1], "pairs": json_rows(pairs)}))
     else:
         print(*report(names, rounds, pairs), sep="\n")
     for name, clock in lost:
@@ -110,13 +110,9 @@ def measured(folder: Path, point: Sequence[str]) -> Result:
 def _end(process: subprocess.Popen[str]) -> None:
     """Interrupt the measurement and its ranks; kill them if the process does not exit."""
     for end in (signal.SIGINT, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, end)
             process.wait(PATIENCE_S)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def compared(rounds: Sequence[tuple[Result, Result]]) -> tuple[Rows, list[tuple[str, str]]]:

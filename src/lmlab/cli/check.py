@@ -88,8 +88,7 @@ def _impossible(results: Mapping[str, Result]) -> Iterator[Line]:
     card = results["machine.json"].measurements if "machine.json" in results else ()
     memory = next((r["value"] for r in card if r["quantity"] == "memory_bytes"), None)
     for path, result in results.items():
-        for fault in _faults(result, memory):
-            yield "impossible", f"{path}: {fault}"
+        yield from (("impossible", f"{path}: {fault}") for fault in _faults(result, memory))
 
 
 def _faults(result: Result, memory: float | None) -> Iterator[str]:
@@ -173,9 +172,8 @@ def _missing(results: Mapping[str, Result], config: Mapping[str, Any]) -> Iterat
 def _oversize(files: Mapping[str, bytes]) -> Iterator[Line]:
     for path, content in files.items():
         if len(content) > LARGEST_FILE_BYTES:
-            limit = f"a file has at most {LARGEST_FILE_BYTES:,}"
-            yield "size", f"{path}: {len(content):,} bytes; {limit}"
+            yield "size", f"{path}: {len(content):,} bytes; allowed: {LARGEST_FILE_BYTES:,}"
     stored = sum(len(zlib.compress(content)) for content in files.values())
     if stored > MACHINE_LIMIT_BYTES:
-        limit = f"a machine takes at most {MACHINE_LIMIT_BYTES:,}"
+        limit = f"allowed for a machine: {MACHINE_LIMIT_BYTES:,}"
         yield "size", f"{stored:,} bytes as git stores them, compressed; {limit}"

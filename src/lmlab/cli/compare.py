@@ -32,35 +32,41 @@ NOISE_UNKNOWN = "unknown, no work was repeated; intervals cover the spread withi
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Print the comparison; 1 if the gate finds something slower."""
+    """Print the comparison; 1 if the gate finds something slower or lost."""
     where = dict(map(split, arguments.where))
     if len(where) < len(arguments.where):
         raise ValueError(f"--where {' '.join(arguments.where)}; allowed: each key once")
     where |= {k: v for k in ("chapter", "variant") if (v := getattr(arguments, k)) is not None}
     first, second = (load_set(spec) for spec in (arguments.first, arguments.second))
-    check_conditions(pd.concat([first.rows, second.rows]), where)
-    found = differences(first, second, NOISE, where)
+    found = differences(first, second, NOISE, chosen(pd.concat([first.rows, second.rows]), where))
     if arguments.json:
         print(json.dumps(as_json(first, second, found), allow_nan=False))
     else:
         print(*report(first, second, found), sep="\n")
     if arguments.gate is None:
         return 0
-    if set(found.pairs["quantity"]) <= set(MEMORY):
+    lost = found.lost()
+    for row in lost.itertuples():
+        what = f"{row.chapter} {row.point}: {row.other_reason}"
+        print(f"{row.other_status} in B: {what}", file=sys.stderr)
+    if lost.empty and set(found.pairs["quantity"]) <= set(MEMORY):
         raise ValueError("--fail-if-slower: the sets have no times that can be compared")
-    return gate(found.certain(), arguments.gate)
+    return gate(found.significant(), arguments.gate) or int(not lost.empty)
 
 
-def check_conditions(rows: Rows, where: Mapping[str, str]) -> None:
-    """Refuse a key or a value that no record has: most likely a typo."""
+def chosen(rows: Rows, where: Mapping[str, str]) -> dict[str, list[str]]:
+    """The values of each key. What no record has is refused: most likely a typo."""
+    values: dict[str, list[str]] = {}
     for key, text in where.items():
         known = set(map(str, rows[key].dropna())) if key in rows else set()
         if not known:
             names = [str(n) for n in rows if n not in FIELDS or n in ("chapter", "clock")]
             raise ValueError(f"{key} = {text!r}: no record has this; allowed: {', '.join(names)}")
-        if unknown := set(text.split(",")) - known:
+        values[key] = [text] if text in known else text.split(",")  # names may contain commas
+        if unknown := set(values[key]) - known:
             allowed = ", ".join(sorted(known))
             raise ValueError(f"{key} = {min(unknown)!r}: no record has this; allowed: {allowed}")
+    return values
 
 
 def gate(pairs: Rows, allowed: float | None) -> int:
@@ -97,7 +103,7 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
     if found.pairs.empty:
         yield "no record that both have"
         return
-    known = [f"{100 * sd:.1f} % ({pace})" for pace, (sd, df) in found.variation.items() if df]
+    known = [f"{100 * sd:.1f} % ({bound})" for bound, (sd, df) in found.variation.items() if df]
     yield f"\nvariation between processes: {', '.join(known) or NOISE_UNKNOWN}"
     if same := int(found.pairs["identical"].sum()):
         yield f"{same} records are the same measurement in both sets"
@@ -114,7 +120,7 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
         yield from (f"  {line(row)}" for row in rows.to_dict("records"))
     for each, rows in zip((first, second), found.only, strict=True):
         files = Counter(zip(rows["file"], rows["other_status"], strict=True))
-        yield from [f"\nonly {each.name}: {len(files)} points"] if files else []
+        yield from [f"\nonly {each.name}: {rows['file'].nunique()} points"] if files else []
         others = {status: f" (the other: {status})" for _, status in files} | {"missing": ""}
         lines = [f"  {f}: {count} records{others[s]}" for (f, s), count in files.items()]
         yield from _listed(lines)
@@ -135,12 +141,12 @@ def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str
         **sets,
         "differs": found.differs,
         "other_work": found.other_work,
-        "chapters": records(found.chapters()),
-        "pairs": records(found.pairs),
-        "only": {side: records(rows) for side, rows in zip("ab", found.only, strict=True)},
+        "chapters": json_rows(found.chapters()),
+        "pairs": json_rows(found.pairs.rename(columns={"bound_a": "pace_a", "bound_b": "pace_b"})),
+        "only": {side: json_rows(rows) for side, rows in zip("ab", found.only, strict=True)},
     }
 
 
-def records(rows: Rows) -> Sequence[Any]:
+def json_rows(rows: Rows) -> Sequence[Any]:
     """Rows as JSON values; numbers that are not finite become null."""
     return json.loads(rows.to_json(orient="records", double_precision=15))

@@ -14,7 +14,7 @@ from lmlab.cli.report import load_results, page_of
 from lmlab.measure.peaks import known_devices, peaks_of
 from lmlab.report.frame import select, table_of
 from lmlab.report.page import build_chapters, described, environment_for
-from lmlab.result_sets.differences import PACES, differences
+from lmlab.result_sets.differences import BOUNDS, differences
 from lmlab.result_sets.machines import COPY, Machine, Question, Section, ceilings, questions
 from lmlab.result_sets.published import load_published
 from lmlab.result_sets.sets import load_set
@@ -36,7 +36,7 @@ def write_comparison(
     sets = [load_set(str(results / name)) for name in machines]
     facts = [differences(sets[0], other, NOISE) for other in sets[1:]]
     # The largest in any comparison with the first machine.
-    variation = {pace: max(each.variation[pace] for each in facts) for pace in PACES if facts}
+    variation = {bound: max(each.variation[bound] for each in facts) for bound in BOUNDS if facts}
     sections: list[dict[str, Any]] = []
     tables = compare_page.TABLES  # of plain records, so published figures fit in
     for question in questions(list(study.chapters), lambda c: page_of(c).TABLES, tables):

@@ -37,8 +37,8 @@ def write_report(
         write_atomically(out, page)
     else:
         more = Report(found, chapters, out, TEMPLATES).write()
-    faults += more
-    return [*found.problems, *(f"not rendered: {fault}" for fault in faults)]
+    problems = [*found.problems, *(found.repeat.problems if found.repeat else ())]
+    return [*problems, *(f"not rendered: {fault}" for fault in (*faults, *more))]
 
 
 def load_results(study: Study, machine: str, results: Path) -> Results:

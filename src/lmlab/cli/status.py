@@ -29,8 +29,7 @@ def command(arguments: argparse.Namespace) -> int:
     points = all_points(study)
     for point in points:
         check_code(point)
-    results, machine = arguments.results, selection.machine
-    states = [state_of(point, results, machine, torch_version) for point in points]
+    states = [state_of(p, arguments.results, selection.machine, torch_version) for p in points]
     for each in states:
         remarks = f": {'; '.join(each.remarks)}" if each.remarks else ""
         print(f"{each.state:<12}{each.point.label()}{remarks}")

@@ -8,10 +8,11 @@ processes (`Noise`). A measurement found in both sets is "same", whatever its no
 treated as free of noise: a difference of more than 1 % is "less" or "more".
 
 Of a thousand equal pairs, a 95 % interval calls about fifty different. Tables of verdicts accept
-that; a regression gate should use `certain`, which corrects for the number of pairs.
+that; a regression gate should use `significant`, which corrects for the number of pairs.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,102 +22,106 @@ import pandas as pd
 from scipy.special import stdtr
 
 from lmlab.report import compare
-from lmlab.report.compare import Noise, Variation
+from lmlab.report.compare import Noise, Row, Variation
 from lmlab.report.frame import Rows, records, select
 from lmlab.report.verdict import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, interval
 from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
 
 KEYS = ["chapter", "point", "quantity", "clock"]
-COMPARED = ["value", "q1", "q3", "n", "status", "reason", "file", "pace"]
+COMPARED = ["value", "q1", "q3", "n", "status", "reason", "file", "bound"]
 # Settings that say how long to measure, not what.
 SAMPLING = {"steps", "samples", "rounds", "time_cap_s", "variant_cap_s", "skip_if_too_large"}
 LESS, MORE = "less", "more"
 COUNTED = (FASTER, SLOWER, LESS, MORE, SAME, UNDECIDED)
 SMALLEST_MEMORY_DIFFERENCE = 0.01
 # What limits a time; variation between processes is pooled over each class.
-PACES = DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
+BOUNDS = DEVICE, GPU, HOST, UNKNOWN = "device", "gpu", "host", "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
     """How the second set differs from the first."""
 
-    pairs: Rows  # one row per record in both: values, ratio, low, high, verdict, chance
+    pairs: Rows  # one row per record in both: values, ratio, low, high, verdict, p_value
     only: tuple[Rows, Rows]  # records with a value only in the first set, only in the second
     differs: Mapping[str, tuple[str, str]]
     """Facts of the machines and versions that are not the same."""
     other_work: Mapping[str, tuple[Any, Any]]
     """Settings by which files of the same point were left out, with an example of both values."""
     variation: Mapping[str, Variation]
-    """By pace: standard deviation of log times between processes, degrees of freedom."""
+    """By bound: standard deviation of log times between processes, degrees of freedom."""
 
     def chapters(self) -> Rows:
         """Per chapter and clock, or memory: pairs, verdicts, geometric mean of the ratios."""
         if self.pairs.empty:
             return pd.DataFrame()
         other = self.pairs["quantity"].isin(MEMORY).map({True: "memory", False: "-"})
-        named = self.pairs.assign(clock=self.pairs["clock"].fillna(other))
+        logs = np.log(self.pairs["ratio"].replace([0, math.inf], math.nan))  # 0 in one set only
+        named = self.pairs.assign(clock=self.pairs["clock"].fillna(other), log=logs)
         groups = named.groupby(["chapter", "clock"], sort=False)
         counts = groups["verdict"].value_counts().unstack(fill_value=0)
         counts = counts.reindex(columns=list(COUNTED), fill_value=0)
-        means = groups["ratio"].agg(lambda ratios: math.exp(np.log(ratios).mean()))
+        means = np.exp(groups["log"].mean())
         return counts.assign(pairs=groups.size(), geomean=means).reset_index()
 
-    def certain(self) -> Rows:
+    def significant(self) -> Rows:
         """Times and rates that differ after correction for the number of pairs: one in twenty of
         these is expected to be a false positive (Benjamini and Hochberg)."""
         from scipy.stats import false_discovery_control  # takes a second to import
 
         times = self.pairs[~self.pairs["quantity"].isin(MEMORY) & ~self.pairs["identical"]]
-        adjusted = false_discovery_control(times["chance"]) if len(times) else times["chance"]
+        adjusted = false_discovery_control(times["p_value"]) if len(times) else times["p_value"]
         return times[adjusted < 1 - CONFIDENCE]
+
+    def lost(self) -> Rows:
+        """Points with times in the first set that ran out of memory or failed in the second."""
+        rows = select(self.only[0], quantity=[TIME, *RATES], other_status=["oom", "failed"])
+        return rows.drop_duplicates(["file", "other_status", "other_reason"])
 
     def largest(self, count: int) -> Rows:
         """Per chapter, the pairs whose ratio is furthest from 1."""
-        ordered = self.pairs.sort_values("ratio", key=lambda ratio: -np.abs(np.log(ratio)))
+        ordered = self.pairs.sort_values("ratio", key=lambda ratio: np.minimum(ratio, 1 / ratio))
         return ordered.groupby("chapter", sort=False).head(count)
 
 
 def differences(
-    first: ResultSet, second: ResultSet, noise: Noise, where: Mapping[str, str] | None = None
+    first: ResultSet, second: ResultSet, noise: Noise, where: Mapping[str, Sequence[str]] = {}
 ) -> Differences:
-    """Match and judge the records of two sets whose chapter, parameters, settings and labels match
-    `where` (several values of a key are separated by commas)."""
-    a, b = (_with_pace(each.rows, noise) for each in (first, second))
+    """Match and judge the records of two sets whose fields have the values in `where`."""
+    a, b = (_with_bound(each.rows, noise) for each in (first, second))
     variation = _variation([a, b], noise)
-    a, b = (_chosen(rows, where or {}) for rows in (a, b))
-    valued = [rows.loc[rows["status"] == "ok", [*KEYS, *COMPARED]] for rows in (a, b)]
-    both: Rows = valued[0].merge(valued[1], on=KEYS, suffixes=("_a", "_b"))
-    both, other_work = _same_work(both, first, second)
+    chosen = (_chosen(select(rows, status="ok"), where) for rows in (a, b))
+    ours, theirs = (rows[[*KEYS, *COMPARED]] for rows in chosen)
+    both, other_work = _same_work(ours.merge(theirs, on=KEYS, suffixes=("_a", "_b")), first, second)
     known = {**first.facts, **second.facts} if first.files and second.files else {}
     facts = {key: (first.facts.get(key, "none"), second.facts.get(key, "none")) for key in known}
     return Differences(
         pairs=_judged(both, variation),
-        only=(_only(valued[0], b), _only(valued[1], a)),
+        only=(_only(ours, theirs, b), _only(theirs, ours, a)),
         differs={key: values for key, values in facts.items() if values[0] != values[1]},
         other_work=other_work,
         variation=variation,
     )
 
 
-def _chosen(rows: Rows, where: Mapping[str, str]) -> Rows:
-    for key, text in where.items():
-        rows = rows[rows[key].map(str).isin(text.split(","))] if key in rows else rows.head(0)
+def _chosen(rows: Rows, where: Mapping[str, Sequence[str]]) -> Rows:
+    for key, values in where.items():
+        rows = rows[rows[key].map(str).isin(values)] if key in rows else rows.head(0)
     return rows
 
 
-def _with_pace(rows: Rows, noise: Noise) -> Rows:
-    """Add `pace`: what limits a time, judged by its wall and device clocks."""
+def _with_bound(rows: Rows, noise: Noise) -> Rows:
+    """Add `bound`: what limits a time, judged by its wall and device clocks."""
     numeric = ["value", "q1", "q3", "n"]
     rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numeric})
     rows["n"] = rows["n"].fillna(1).astype(int)
     keys = ["file", "point"]
     busy = rows[rows["clock"] == "device"].drop_duplicates(keys)[[*keys, "value"]]
     share = rows.merge(busy, on=keys, how="left")["value_y"].to_numpy() / rows["value"]
-    return rows.assign(pace=pace_of(rows["clock"], share, noise))
+    return rows.assign(bound=bound_of(rows["clock"], share, noise))
 
 
-def pace_of(clock: Any, busy: Any, noise: Noise) -> Any:
+def bound_of(clock: Any, busy: Any, noise: Noise) -> Any:
     """Classify what limits a time, or each of many, by its clock and the share of it for which the
     device is busy."""
     wall = np.where(pd.isna(busy), UNKNOWN, np.where(busy < noise.host_bound_below, HOST, GPU))
@@ -124,17 +129,17 @@ def pace_of(clock: Any, busy: Any, noise: Noise) -> Any:
 
 
 def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, Variation]:
-    """Variation between processes by pace; a wall class without replicates uses all wall times."""
+    """Variation between processes by bound; a wall class without replicates uses all wall times."""
     rows = pd.concat([rows.assign(set=index) for index, rows in enumerate(sets)])
     times = select(rows, status="ok", clock=["wall", "device"], **noise.replicates)
 
-    def of(*paces: str) -> Variation:
-        found = select(times, pace=paces)
+    def of(*bounds: str) -> Variation:
+        found = select(times, bound=bounds)
         return compare.process_variation(records(found), [*noise.keys, "set", "clock"])
 
     wall = of(GPU, HOST, UNKNOWN)
     found = {DEVICE: of(DEVICE), GPU: of(GPU), HOST: of(HOST), UNKNOWN: wall}
-    return {pace: own if own[1] or pace == DEVICE else wall for pace, own in found.items()}
+    return {bound: own if own[1] or bound == DEVICE else wall for bound, own in found.items()}
 
 
 def _same_work(
@@ -157,45 +162,47 @@ def _same_work(
 
 def _judged(both: Rows, variation: Mapping[str, Variation]) -> Rows:
     """Ratio, interval and verdict of every pair, by the rule of report/verdict.py."""
-    both = both[(both["value_a"] > 0) & (both["value_b"] > 0)]
+    both = both[(both["value_a"] >= 0) & (both["value_b"] >= 0)]
     estimates = [_estimate(row, variation) for row in records(both)]
     intervals = [interval(*estimate) for estimate in estimates]
-    found = {name: [getattr(i, name) for i in intervals] for name in ("ratio", "low", "high")}
-    found |= {"chance": [_chance(*estimate) for estimate in estimates]}
-    both = both.assign(**found, verdict=[each.verdict for each in intervals])
+    found = {k: [getattr(i, k) for i in intervals] for k in ("ratio", "low", "high", "verdict")}
+    both = both.assign(**found, p_value=[_p_value(*estimate) for estimate in estimates])
     memory, most = both["quantity"].isin(MEMORY), 1 + SMALLEST_MEMORY_DIFFERENCE
     sizes = np.select([both["ratio"] > most, both["ratio"] < 1 / most], [LESS, MORE], SAME)
     return both.assign(verdict=both["verdict"].mask(memory, sizes))
 
 
-def _estimate(
-    row: Mapping[str, Any], variation: Mapping[str, Variation]
-) -> tuple[float, float, float]:
+def _estimate(row: Row, variation: Mapping[str, Variation]) -> tuple[float, float, float]:
     """A pair's ratio, the standard error of its logarithm, and degrees of freedom."""
-    ratio = row["value_a"] / row["value_b"]
-    ratio = 1 / ratio if row["quantity"] in RATES else ratio
-    if row["identical"] or row["quantity"] in MEMORY:
-        return ratio, 0.0, 1
+    sides = "ba" if row["quantity"] in RATES else "ab"
+    over, under = (row[f"value_{side}"] for side in sides)
+    ratio = 1.0 if over == under else over / under if under else math.inf
+    exact = row["identical"] or row["quantity"] in MEMORY or over == under == 0
+    if exact or not (over and under):  # relative noise is unknown at 0
+        return ratio, 0.0 if exact else math.inf, 1
     a, b = ({name: row[f"{name}_{side}"] for name in ("q1", "value", "q3", "n")} for side in "ab")
-    paces = (row["pace_a"], row["pace_b"]) if row["quantity"] == TIME else ()
-    _, error, df = compare.unpaired(b, a, *(variation[pace] for pace in paces))
+    bounds = (row["bound_a"], row["bound_b"]) if row["quantity"] == TIME else ()
+    _, error, df = compare.unpaired(b, a, *(variation[bound] for bound in bounds))
     return ratio, error, df
 
 
-def _chance(ratio: float, error: float, df: float) -> float:
+def _p_value(ratio: float, error: float, df: float) -> float:
     """P-value: how likely a ratio at least this far from 1 is if nothing differs."""
     if not error or not math.isfinite(error) or df < 1:
         return float(bool(error) or ratio == 1)
     return float(2 * stdtr(df, -abs(math.log(ratio)) / error))
 
 
-def _only(mine: Rows, other: Rows) -> Rows:
-    """Rows without a counterpart among the other set's values, with its status and reason."""
-    valued = other[other["status"] == "ok"]
-    alone = mine.merge(valued[KEYS], on=KEYS, how="left", indicator=True)
+def _only(mine: Rows, theirs: Rows, other: Rows) -> Rows:
+    """Rows without a counterpart, and how the point or such a record failed in the other set."""
+    alone = mine.merge(theirs[KEYS], on=KEYS, how="left", indicator=True)
     alone = alone[alone["_merge"] == "left_only"]
-    failed = other[other["status"] != "ok"].drop_duplicates("file").set_index("file")
-    return alone.assign(
-        other_status=alone["file"].map(failed["status"]).astype(object).fillna("missing"),
-        other_reason=alone["file"].map(failed["reason"]),
-    )[[*KEYS, "file", "value", "other_status", "other_reason"]]
+    failed = defaultdict(list)
+    for row in records(other[other["status"] != "ok"]):
+        failed[row["chapter"]].append(({*row["point"].split()}, row["status"], row["reason"]))
+    found = [
+        next((why for some, *why in failed[chapter] if some <= {*point.split()}), ["missing", None])
+        for chapter, point in zip(alone["chapter"], alone["point"], strict=True)
+    ]
+    why = pd.DataFrame(found, alone.index, ["other_status", "other_reason"], dtype=object)
+    return alone[[*KEYS, "file", "value"]].join(why)

@@ -25,9 +25,9 @@ from lmlab.report.compare import Noise, Variation, count_of, unpaired
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, table_of
 from lmlab.report.table import MARKS, Cell, Column, Table
-from lmlab.report.text import SCALES, escape, markdown_table, number, plain, times
+from lmlab.report.text import DASH, NOT_STATED, SCALES, escape, markdown_table, number, plain, times
 from lmlab.report.verdict import interval
-from lmlab.result_sets.differences import pace_of
+from lmlab.result_sets.differences import bound_of
 from lmlab.study.files import TEMPLATES
 
 MAX_ROWS, MAX_BARS = 30, 12
@@ -35,7 +35,6 @@ MAX_ROWS, MAX_BARS = 30, 12
 PREFERRED = (("ms", "us", "s"), ("percent", "times"), ("number", "integer", "GiB", "digits"))
 # Of rows that differ only in one of these, the longest that most machines have is kept.
 LENGTHS = ("context", "sequence")
-NOT_STATED, NOTHING = "not stated", "–"
 COPY = "copy"
 # A larger ratio of highest to lowest value is drawn on a logarithmic axis.
 FAR_APART = 30
@@ -87,7 +86,7 @@ class Section:
         column: str | None = None,
     ) -> None:
         self.question, self.machines = question, machines
-        self.noise, self.variation = noise, variation  # between processes, by pace
+        self.noise, self.variation = noise, variation  # between processes, by bound
         header, chosen = _chosen(question.table, column)
         table = question.table
         sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
@@ -161,14 +160,14 @@ class Section:
         compared = device if np.isfinite(busy).all() else cells
         a, b = _values(compared)
         if not (a > 0 and b > 0):
-            return NOTHING
+            return DASH
         if not self.timed:
             return times(b / a)
         if self.machines[place].published:
             return times(a / b)
         rows = [cell.row or {} for cell in compared]
-        paces = pace_of([row["clock"] for row in rows], busy / values, self.noise)
-        variations = [self.variation[pace] for pace in paces]
+        bounds = bound_of([row["clock"] for row in rows], busy / values, self.noise)
+        variations = [self.variation[bound] for bound in bounds]
         if max(map(count_of, rows)) < 2 and not any(df for _, df in variations):
             return times(a / b)  # single values of unknown variation: no interval
         found = interval(*unpaired(rows[1], rows[0], *variations))
@@ -274,7 +273,7 @@ def ceilings(machines: Sequence[Machine]) -> Markup:
             value, note = machine.ceilings.get(name), " stated" * machine.published
             line.append(NOT_STATED if value is None else f"{number(float(value))}{note}")
         ratios = [machine.ceiling_over(first, name) for machine in others]
-        lines.append([*line, *(NOTHING if ratio is None else times(ratio) for ratio in ratios)])
+        lines.append([*line, *(DASH if ratio is None else times(ratio) for ratio in ratios)])
     header = ["ceiling", *(m.name for m in shown), *(m.over(first) for m in others)]
-    note = "*Measured; of published machines as the vendor states them, also in their ratios.*"
+    note = "*Measured; for published machines the vendor's figures, also in ratios.*"
     return Markup(f"{markdown_table(header, lines, 1)}\n\n{note}")

@@ -10,6 +10,7 @@ import subprocess
 import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,10 @@ RESULTS = Path("results")
 TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
 MEMORY = ("peak_memory", "phase_peak", "memory", "saved_memory", "saved_for_backward")
 # Labels that hold the shape with the highest rate, which may differ between machines.
-FOUND_BY_MEASURING = {"side": RATES, "bytes": ("copy_bandwidth",)}
+AUTOTUNED_LABELS = {"side": RATES, "bytes": ("copy_bandwidth",)}
 # Facts of the machine card that may explain a difference.
-EXPLAINING = (
-    *("clocks_mhz_sm_max", "clocks_mhz_memory_max", "power_limit_w", "gpu_count", "cpu_model"),
-    "cpu_usable_cores",
-)
+MACHINE_FACTS = ["clocks_mhz_sm_max", "clocks_mhz_memory_max", "power_limit_w", "gpu_count"]
+MACHINE_FACTS += ["cpu_model", "cpu_usable_cores"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +71,18 @@ def _at_revision(spec: str) -> Iterator[tuple[str, bytes]]:
         if (root := repository_of(existing)) is None:
             continue
         inside = existing.resolve().relative_to(root) / where.relative_to(existing)
-        archive = git(root, "archive", commit_of(root, revision), "--", str(inside))
-        if archive is not None:
-            return iter(sorted(_members(archive, f"{inside}/")))
-    raise ValueError(f"{spec}: no folder or machine {name!r} at that revision")
+        with suppress(ValueError):
+            archive = git(root, "archive", commit_of(root, revision), "--", str(inside))
+            if archive is not None:
+                return iter(sorted(_members(archive, f"{inside}/")))
+    raise ValueError(f"{spec}: no revision {revision!r} with a folder or machine {name!r}")
 
 
 def _members(archive: bytes, inside: str) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
-            if not (member.isfile() and member.name.endswith(".json")):
-                continue  # extractfile follows links
-            if content := tar.extractfile(member):
+            is_json = member.isfile() and member.name.endswith(".json")  # extractfile follows links
+            if is_json and (content := tar.extractfile(member)):
                 yield member.name.removeprefix(inside), content.read()
 
 
@@ -126,7 +125,8 @@ def load_set(spec: str) -> ResultSet:
             continue
         point = (result.chapter, str(sorted(result.parameters.items())))
         if (same := places.setdefault(point, path)) != path:
-            raise ValueError(f"{spec}: {same} and {path} are one point; allowed: one set at a time")
+            why = "are results of the same point; a folder must hold one result per point"
+            raise ValueError(f"{spec}: {same} and {path} {why}")
         scalars = {k: v for k, v in result.settings.items() if isinstance(v, str | int | float)}
         # Ranks choose the model's size at run time.
         chosen = [r for r in result.measurements if r["quantity"] == "size" and r["status"] == "ok"]
@@ -152,11 +152,10 @@ def _rows(result: Result, path: str) -> list[dict[str, Any]]:
     """One row per compared record, and one per point without a value."""
     compared = tuple(r for r in result.measurements if r["quantity"] in (TIME, *RATES, *MEMORY))
     rows = rows_of(replace(result, measurements=compared), Path(path))
-    for row, record in zip(rows, compared, strict=False):
-        labels = record["labels"].items()
-        named = {k: v for k, v in labels if row["quantity"] not in FOUND_BY_MEASURING.get(k, ())}
-        parts = {**result.parameters, **named}.items()
-        row["point"] = " ".join(f"{key}={value}" for key, value in parts)
+    for row, labels in zip(rows, [r["labels"] for r in compared] or [{}], strict=False):
+        tuned = {k for k in labels if row["quantity"] in AUTOTUNED_LABELS.get(k, ())}
+        named = {k: v for k, v in {**result.parameters, **labels}.items() if k not in tuned}
+        row["point"] = " ".join(f"{key}={value}" for key, value in named.items())
     # The setting named `samples` instead of the record's samples, so rows can be selected by it.
     samples = result.settings.get("samples")
     return [{**row, "file": path, "samples": samples} for row in rows]
@@ -168,5 +167,5 @@ def _facts(result: Result) -> Iterator[tuple[str, Any]]:
     found |= {f"{flag} results": "some" for flag in result.flags if flag != "noisy"}
     if result.chapter == "machine":
         card = {record["quantity"]: record["value"] for record in result.measurements}
-        found |= {name: card[name] for name in EXPLAINING if name in card}
+        found |= {name: card[name] for name in MACHINE_FACTS if name in card}
     return ((key, value) for key, value in found.items() if value is not None)
