@@ -148,11 +148,11 @@ def exchange(latency: float, per_ms: float, dtype: str = "fp32") -> list[Record]
     return [{**record, "labels": {**record["labels"], "dtype": dtype}} for record in records]
 
 
-def test_times_that_follow_no_line_have_no_latency(tmp_path: Path) -> None:
-    times = {1: 1.0, 16: 100.0, 256: 10.0}
+@pytest.mark.parametrize("times", [(1.0, 100.0, 10.0), (10.0, 8.4, 10.0)])
+def test_times_on_no_rising_line_have_no_latency(tmp_path: Path, times: tuple[float, ...]) -> None:
     records = [
         time_record([ms] * 3, operation="all_reduce", dtype="fp32", bytes=size * MIB)
-        for size, ms in times.items()
+        for size, ms in zip((1, 16, 256), times, strict=True)
     ]
     results = two_groups(tmp_path, "collectives", records, None, cpu_ranks=4)
     front, pages = rendered(tmp_path, results, "collectives")

@@ -149,5 +149,6 @@ def test_an_unsteady_step_is_a_range(tmp_path: Path, samples: list[float], cell:
 def test_a_first_step_is_one_number_even_if_the_steps_drift(tmp_path: Path) -> None:
     drifting = [3.0, 1.5, 1.4, 1.3, 1.2, 1.1, 1.0, 0.9, 0.8, 0.7]
     cold = step(100.0, None, start="cold", warmup=0, samples=drifting)
-    chapter = built(written(tmp_path, [cold]), "end_to_end")["end_to_end"]
-    assert "| 300 | 90.0 | 65.4 | 210 |" in chapter.table("first_steps")
+    later = step(1.0, None, start="cold", warmup=7, samples=[100, 105, 95])
+    chapter = built(written(tmp_path, [cold, later]), "end_to_end")["end_to_end"]
+    assert "| 300 | 90.0 | 65.4 | 5.00 | 210 |" in chapter.table("first_steps")

@@ -17,8 +17,7 @@ from tests.project import config
 from tests.report.study import written
 
 CONFIG = config()
-FULL = CONFIG["studies"]["full"]
-AXES = ("sizes", "contexts", "precisions")
+GRAPH_CHECK = CONFIG["studies"]["full"]["end_to_end"]["graph_checks"][0]
 
 
 def points(
@@ -90,6 +89,7 @@ def test_another_tool_replaces_a_result_instead_of_adding_one(changes: dict[str,
         ("memory", "checkpointing", "sizes", ["huge"]),
         ("memory", "checkpointing", "size", "xl"),
         ("profile", None, "profiler", "nvprof"),
+        ("end_to_end", None, "graph_checks", [{**GRAPH_CHECK, "size": "larg"}]),
         *(("profile", None, "nsys_options", [o]) for o in ("stats", "--output=x", "--a=$(id)")),
     ],
 )

@@ -1,7 +1,7 @@
 """The memory chapter's page: what it computes from records, and that every answer renders."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from lmlab.model.peak import Parts, Stage
 from lmlab.report.figure import Figure
 from lmlab.report.frame import Results, rows_of, select, table_of
 from lmlab.report.page import Chapter, answers_in
-from lmlab.study.results import Result
+from lmlab.study.results import Result, Status
 from tests.chapters.pages import built, rendered
 from tests.report.study import result, time_record
 
@@ -56,14 +56,17 @@ def step(live: Mapping[str, float], phase: str = "backward", **parameters: Any) 
     return of_topic("timeline", records, {"train_step": curves}, **parameters)
 
 
-def too_large(**parameters: Any) -> Result:
-    """A step that runs out of memory and would need 9 GiB."""
+def too_large(status: Status = "oom", *, whole: bool = False, **parameters: Any) -> Result:
+    """A step that runs out of memory, or is not tried, and would need 9 GiB; no mode may fit."""
     moment = Stage(phase="backward", name="loss", parts=Parts(activations=9 * GIB))
     records = [
-        without_value("peak_memory", "oom", "no", mode="train_step"),
+        without_value("peak_memory", status, "no", mode="train_step"),
         value("peak_phase", "forward", "", mode="train_step"),
         *predicted_records(moment, mode="train_step"),
     ]
+    if whole:
+        empty = of_topic("timeline", (), {"records": records}, **parameters)
+        return replace(empty, status=status, reason="no")
     return of_topic("timeline", records, **parameters)
 
 
@@ -153,12 +156,14 @@ def test_the_largest_step_is_that_of_the_largest_size_and_context() -> None:
     assert list(cells) == ["1.00 backward", "2.00 optimizer", "3.00 backward"]
 
 
-def test_the_longest_context_that_fits_is_found_per_batch() -> None:
+@pytest.mark.parametrize("status", ["oom", "unsupported"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_longest_context_that_fits_is_found_per_batch(status: Status, whole: bool) -> None:
     chapter = chapter_of(
         *(step({"parameters": 2.0}, context=context) for context in (128, 256)),
-        *(too_large(context=context) for context in (512, 1024)),
+        *(too_large(status, whole=whole, context=context) for context in (512, 1024)),
         step({"parameters": 3.0}, context=512, batch=1),
-        too_large(context=1024, batch=1),
+        too_large(status, whole=whole, context=1024, batch=1),
         step(FP32, size="small"),
     )
     rows = select(chapter.own.rows, topic="longest")

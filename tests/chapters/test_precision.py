@@ -107,10 +107,14 @@ def test_fp16_loses_range_bf16_digits_and_narrow_sums_most() -> None:
     assert value_of(layernorm, "output_error", **at, sums="own format") > 3 * kept
 
 
-def test_the_page_renders_with_one_topic(accumulation: Outcome, tmp_path: Path) -> None:
+def test_the_page_renders_with_some_topics(accumulation: Outcome, tmp_path: Path) -> None:
     given = {"settings": SETTINGS, "data": accumulation.data}
     point = result(
         {"topic": "accumulation"}, accumulation.measurements, chapter="precision", **given
     )
-    front, _ = rendered(tmp_path, written(tmp_path / "r", [point]), "precision")
+    records, term = outcome_of("formats", term=0.5).measurements, {"term": 0.5}
+    formats = result({"topic": "formats"}, records, chapter="precision", settings=term)
+    front, pages = rendered(tmp_path, written(tmp_path / "r", [point, formats]), "precision")
     assert "9.9531" in answer(front, "What do 16 bits lose?")
+    assert " | adding 1 stalls at | adding 0.5 stalls at |" in pages["precision"]
+    assert "| fp16 | 5 | 10 | -14 | 16 | 9.8e-04 | 2,048 | 1,024 |" in pages["precision"]

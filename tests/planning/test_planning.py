@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmlab.planning import batch
+from lmlab.planning import batch, memory
 from lmlab.planning.batch import FeedForward, Mesh, Network, Pass, Scheme, block_times
-from lmlab.planning.memory import (
-    BYTES_PER_PARAMETER,
-    Blocks,
-    devices_for,
-    min_devices,
-    sharded_bytes,
-    training_state,
-)
 from lmlab.planning.rings import all_reduce
 
 V5P = Network(flops_per_s=4.6e14, bytes_per_s=1.8e11)
@@ -66,9 +58,7 @@ def test_at_the_minimum_batch_computing_equals_sending(mesh: Mesh, matrices: int
         (Mesh(fsdp=2, tp=4, tp_axes=2), 20, 40),
     ],
 )
-def test_the_minimum_batch_by_hand(
-    mesh: Mesh, overlapped: float | None, exposed: float | None
-) -> None:
+def test_minimum_batch_by_hand(mesh: Mesh, overlapped: float | None, exposed: float | None) -> None:
     assert batch.min_tokens_overlapped(SMALL, mesh, TALL) == overlapped
     assert batch.min_tokens_exposed(SMALL, mesh, TALL) == exposed
 
@@ -92,9 +82,7 @@ def test_what_lowers_the_batch() -> None:
         ("tensor parallel", "backward", 4 * 50 * 4, 30),
     ],
 )
-def test_three_matrices_by_hand(
-    scheme: Scheme, direction: Pass, sent: float, devices: float
-) -> None:
+def test_swiglu_by_hand(scheme: Scheme, direction: Pass, sent: float, devices: float) -> None:
     assert batch.message_bytes(SWIGLU, scheme, direction, 50) == sent
     assert batch.max_devices(SMALL, SWIGLU, scheme, direction, 50) == pytest.approx(devices)
 
@@ -124,22 +112,22 @@ def test_the_best_split_equals_both_messages_on_any_axes() -> None:
 
 
 # One block of 2 x 3: 12 parameters; the inputs of its layers are 2 and 3 numbers per token.
-ONE_BLOCK = Blocks(d_model=2, d_ff=3, num_blocks=1)
-XXL_BLOCKS = Blocks(d_model=16384, d_ff=53248, num_blocks=126)
+ONE_BLOCK = memory.Blocks(d_model=2, d_ff=3, num_blocks=1)
+XXL_BLOCKS = memory.Blocks(d_model=16384, d_ff=53248, num_blocks=126)
 
 
 def test_state_is_sixteen_bytes_per_parameter() -> None:
-    state = training_state(ONE_BLOCK)
+    state = memory.training_state(ONE_BLOCK)
     assert state == {"master_weights": 48, "gradients": 48, "optimizer": 96}
     assert sum(state.values()) == 16 * 12
-    totals = [sum(parts.values()) for parts in BYTES_PER_PARAMETER.values()]
+    totals = [sum(parts.values()) for parts in memory.BYTES_PER_PARAMETER.values()]
     assert totals == [16, 16, 18], "master weights cost what 16-bit weights and gradients save"
 
 
 def test_what_is_not_sharded_is_replicated() -> None:
-    assert sharded_bytes(100, 40, 4, share=0.5) == (100 + 20) / 4 + 20
-    assert sharded_bytes(100, 40, 4, share=1.0) == 35
-    assert [devices_for(total, 80) for total in (1, 80, 81)] == [1, 1, 2]
+    assert memory.sharded_bytes(100, 40, 4, share=0.5) == (100 + 20) / 4 + 20
+    assert memory.sharded_bytes(100, 40, 4, share=1.0) == 35
+    assert [memory.devices_for(total, 80) for total in (1, 80, 81)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -154,12 +142,12 @@ def test_what_is_not_sharded_is_replicated() -> None:
     ],
 )
 def test_the_minimum_number_of_devices(tokens: int, devices: int | None) -> None:
-    state = sum(training_state(XXL_BLOCKS).values())
+    state = sum(memory.training_state(XXL_BLOCKS).values())
     saved = XXL_BLOCKS.activation_bytes_per_token * tokens
-    assert min_devices(state, saved, 95e9, share=0.5) == devices
+    assert memory.min_devices(state, saved, 95e9, share=0.5) == devices
     if devices:
-        assert sharded_bytes(state, saved, devices, share=0.5) <= 95e9
-        assert sharded_bytes(state, saved, devices - 1, share=0.5) > 95e9
+        assert memory.sharded_bytes(state, saved, devices, share=0.5) <= 95e9
+        assert memory.sharded_bytes(state, saved, devices - 1, share=0.5) > 95e9
 
 
 @pytest.mark.parametrize(("ranks", "steps", "tensors"), [(2, 2, 1.0), (4, 6, 1.5), (8, 14, 1.75)])

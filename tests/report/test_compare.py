@@ -144,6 +144,8 @@ def test_points_are_matched_and_summarized(tmp_path: Path) -> None:
     assert found.rows()["stability"].isna().all(), "a ratio is one number, whatever its samples do"
     assert not found.where(size="z")
     assert not OURS.run(rows.head(0))
+    with pytest.raises(ValueError, match=r"2 rows for .*'size': 'a'"):
+        OURS.run(rows.iloc[[0, 0]])
 
 
 def one_set(folder: Path, *, faster: float = 1.0, steps: int = 3) -> Results:

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.machines import write_comparison
 from lmlab.report.frame import table_of
 from lmlab.report.table import Table, time
-from lmlab.result_sets.differences import PACES
+from lmlab.result_sets.differences import BOUNDS
 from lmlab.result_sets.machines import Machine, Question, Section, ceilings
 from lmlab.result_sets.published import load_published
-from lmlab.study.files import REFERENCES, TEMPLATES
+from lmlab.study.files import REFERENCES, ROOT, TEMPLATES
 from lmlab.study.selection import compared
-from tests.project import GOLDEN, config
+from tests.project import GOLDEN_RESULTS, config
 from tests.report.study import scale
 from tests.report.test_table import cells
 
@@ -30,7 +32,7 @@ FACTOR = 3.0
 def results(tmp_path: Path) -> Path:
     """The golden machine, and another that takes three times as long."""
     folder = tmp_path / "results"
-    for path in GOLDEN.rglob("*.json"):
+    for path in GOLDEN_RESULTS.rglob("*.json"):
         result = json.loads(path.read_text())
         for name, factor in (("cpu-golden", 1.0), ("cpu-slow", FACTOR)):
             copy = json.loads(json.dumps(result))
@@ -39,7 +41,7 @@ def results(tmp_path: Path) -> Path:
             for record in copy["measurements"]:
                 if record["quantity"] == "matmul_rate" and record["value"]:
                     record["value"] /= factor
-            target = folder / name / path.relative_to(GOLDEN)
+            target = folder / name / path.relative_to(GOLDEN_RESULTS)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(copy))
     return folder
@@ -108,6 +110,14 @@ def test_a_machine_without_results_is_one_line(results: Path) -> None:
         compared({"compare": "cpu-slow,cpu-fast"}, results)
 
 
+def test_the_script_prints_only_what_is_wrong(results: Path) -> None:
+    script = [sys.executable, ROOT / "workflow/scripts/compare.py", "--machines", "cpu-golden"]
+    script += ["--config", json.dumps(config(study="nano")), "--out"]
+    for out, status in (("compare.md", 0), ("results/cpu-golden/machine.json/compare.md", 1)):
+        done = subprocess.run([*script, out], cwd=results.parent, capture_output=True, check=False)
+        assert (done.returncode, len(done.stderr.splitlines())) == (status, status)
+
+
 TIMES = Table(
     title="Times, {precision}", facet="precision", rows=["size"], columns={"ms": time(phase="a")}
 )
@@ -116,8 +126,8 @@ UNIT = {"fp32": 10.0, "copy": 100.0}
 
 
 def judged(machines: Sequence[Machine], **variation: tuple[float, int]) -> list[list[str]]:
-    """The lines of the table, given the variation between processes by pace."""
-    known = {**dict.fromkeys(PACES, (0.001, 20)), **variation}
+    """The lines of the table, given the variation between processes by bound."""
+    known = {**dict.fromkeys(BOUNDS, (0.001, 20)), **variation}
     return cells(Section(QUESTION, machines, NOISE, known).markdown())[2:]
 
 
@@ -179,7 +189,7 @@ def test_variation_between_processes_widens_the_interval() -> None:
         ((9.0, None), ["10.0 (9.00)", "20.0"], "0.50x"),
     ],
 )
-def test_device_time_decides_where_both_have_it_else_the_pace_of_wall_time(
+def test_device_time_decides_where_both_have_it_else_what_limits_the_wall_time(
     device: tuple[float, float | None], shown: list[str], verdict: str
 ) -> None:
     machines = [
@@ -220,3 +230,7 @@ def test_a_source_takes_part_where_it_states_enough() -> None:
     sides = [found[gpu]["attention"] for gpu in ("H800 PCIe", "RTX 4090")]
     cells = naive.cells(sides)["forward", 64, 16384, "ms"]
     assert [cell.text() for cell in cells] == ["79.8", "OOM"]
+    # What did not fit says no more than its source: a row without a size is left out.
+    rtx, a100 = (found[gpu]["end_to_end"].query("status == 'oom'") for gpu in ("RTX 4090", "A100"))
+    assert rtx[["size", "precision", "context"]].values.tolist() == [["xl", "fp32", 256]]
+    assert a100[["batch", "precision", "context"]].isna().all(axis=None)

@@ -30,7 +30,7 @@ def spans(results: Results) -> pd.DataFrame:
 FIGURES = {
     "line": STEPS,
     "line in panels": replace(STEPS, facet="precision"),
-    "bar": replace(STEPS, mark="bar"),
+    "bar": replace(STEPS, mark="bar", names={"fp32": "single", "bf16": "half"}),
     "stack": replace(STEPS, mark="stack", y=Axis("ms")),
     "heatmap": replace(
         STEPS, mark="heatmap", y=Axis(field="precision", title="precision", categorical=True)
@@ -66,6 +66,8 @@ def test_a_declaration_draws_an_image_and_a_specification(tmp_path: Path, name: 
     assert len(spec["data"]["values"]) == len(figure.rows(results)) > 0
     fields = {channel["field"] for channel in spec["encoding"].values() if "field" in channel}
     assert fields <= set(spec["data"]["values"][0])
+    labels = {figure.label(value) for value in figure.rows(results)[figure.color]}
+    assert {row[figure.color] for row in spec["data"]["values"]} == labels
 
 
 def test_the_same_data_gives_the_same_bytes(tmp_path: Path) -> None:

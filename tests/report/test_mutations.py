@@ -27,7 +27,7 @@ from tests.report.study import rewrite
 
 MACHINE = "nvidia-h200"
 LONGEST_LIST = 4
-PLACEHOLDER = "@@spoilt@@"
+PLACEHOLDER = "@@corrupted@@"
 # As JSON text, because some are invalid JSON or values that Python would not write.
 VALUES = (
     *("NaN", "Infinity", "-Infinity", "1e999", "-1e300", "1e300", "0", "-1", "0.5", "1e-300"),
@@ -37,7 +37,7 @@ VALUES = (
 )
 
 
-def spoilt(text: str, draw: Random) -> str:
+def corrupted(text: str, draw: Random) -> str:
     if draw.random() < 0.1:
         at, is_cut = draw.randrange(len(text)), draw.random() < 0.3
         return text[:at] + ("" if is_cut else draw.choice('"{}[],:0e-\x00é') + text[at + 1 :])
@@ -115,17 +115,17 @@ def test_a_changed_result_is_read_or_named(draws: int) -> None:
     count = 0
     for _ in range(draws):
         point, path, text = draw.choice(texts)
-        count += accepted(spoilt(text, draw), path, point)
+        count += accepted(corrupted(text, draw), path, point)
     assert 0.05 * draws < count < 0.8 * draws, "both kinds are drawn"
 
 
 @pytest.mark.parametrize(
-    ("rounds", "most"), [(1, 3), pytest.param(3, MAX_LINES, marks=pytest.mark.slow)]
+    ("rounds", "chapter_count"), [(1, 3), pytest.param(3, MAX_LINES, marks=pytest.mark.slow)]
 )
 def test_no_changed_result_stops_a_page(
-    rounds: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rounds: int, chapter_count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round corrupts one result of each of `most` chapters, then renders those chapters."""
+    """A round corrupts one result of each of so many chapters, then renders those chapters."""
     monkeypatch.chdir(tmp_path)
     draw, config = Random(rounds), small_config()
     points = copied(config)
@@ -133,12 +133,12 @@ def test_no_changed_result_stops_a_page(
     monkeypatch.setattr(results, "read", lambda path: (read if path in texts else unchanged)(path))
     named = 0
     for _ in range(rounds):
-        chapters = draw.sample(sorted(points), most)
+        chapters = draw.sample(sorted(points), chapter_count)
         drawn = [draw.choice(points[chapter]) for chapter in chapters]
         files = {point.path(Path("results"), MACHINE): point for point in drawn}
         texts |= {file: file.read_text() for file in files}
         for file in files:
-            file.write_text(spoilt(texts[file], draw))
+            file.write_text(corrupted(texts[file], draw))
         lines, printed = rendered(only(config, chapters))
         assert "Traceback" not in printed
         faults = [line for line in lines if line.startswith("not rendered: ")]
@@ -156,17 +156,21 @@ def test_no_changed_result_stops_a_page(
 
 
 def test_what_fails_costs_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page whose code raises, and the preface, which needs a setting that a result lacks."""
+    """An unreadable result of the repeat set, a page whose code raises, and the preface, which
+    needs a setting that a result lacks."""
     monkeypatch.chdir(tmp_path)
     config = only(small_config(), ["precision", "end_to_end"])
     step = copied(config)["end_to_end"][0].path(Path("results"), MACHINE)
     rewrite(step, lambda values: values["settings"].pop("num_layers"))
+    repeated = Path("results", f"{MACHINE}@repeat", *step.parts[2:])
+    repeated.parent.mkdir(parents=True)
+    repeated.write_text("{")
     monkeypatch.setattr("lmlab.chapters.precision.page.facts", Mock(side_effect=NameError("gone")))
     lines, _ = rendered(config)
     parts = [line.removeprefix("not rendered: ").split(":")[0] for line in lines]
-    assert {*parts} == {"precision", "precision.md.j2", "front/precision.md.j2", "preface.md.j2"}
-    assert "precision: NameError: gone" in lines[0]
-    assert "could not be rendered" in Path("report/chapters/precision.md").read_text()
+    assert parts == [str(repeated), "precision", "preface.md.j2"]
+    assert "precision: NameError: gone" in lines[1]
+    assert "NameError: gone" in Path("report/chapters/precision.md").read_text()
     assert "could not be rendered" not in Path("report/chapters/end_to_end.md").read_text()
     assert "### How long is a step?" in Path("report/writeup.md").read_text()
 

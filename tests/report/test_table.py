@@ -98,7 +98,7 @@ def test_noisy_and_capped_values_are_marked(tmp_path: Path) -> None:
 
 def test_an_ambiguous_cell_is_an_error_and_nothing_is_empty(tmp_path: Path) -> None:
     rows = small_study(tmp_path).rows
-    with pytest.raises(ValueError, match="rows match"):
+    with pytest.raises(ValueError, match=r"'ms'.* 2 rows .*'size': 'small'"):
         Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows)
     assert Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows.head(0)) == ""
 

@@ -11,9 +11,8 @@ import pandas as pd
 
 from lmlab.report.frame import Rows, select
 from lmlab.report.table import Table, memory, quantity, time
-from lmlab.report.text import GIB
+from lmlab.report.text import GIB, NOT_STATED
 
-NOT_STATED = "not stated"
 # The column of the front page's table to compare, if not its first time or share column.
 COLUMNS = {
     "What can this machine do?": "measured",
@@ -118,7 +117,8 @@ def _peaks(rows: Rows) -> Rows:
 
 def _out_of_memory(rows: Rows) -> Rows:
     """Out-of-memory rows; a label that their source does not state matches every table row."""
-    steps = select(rows, value=["fp32", "train step"]).assign(**STEP, batch=4, precision="fp32")
+    steps = select(rows, value=["fp32", "train step"], size=_stated).assign(**STEP)
+    steps = steps.assign(precision=steps["value"].where(steps["value"] == "fp32"))
     naive = select(rows, value=lambda what: str(what).startswith("naive attention"))
     found = pd.concat([steps, naive.assign(**NAIVE)]).replace(NOT_STATED, None)
     nothing = dict.fromkeys(["quantity", "value", "head_dim"])

@@ -85,13 +85,13 @@ def lead(rows: Rows) -> str | None:
     return min(found, key=lambda key: (order.index(key[0]), key[1]))[2] if found else None
 
 
-def of_lead(rows: Rows) -> Rows:
+def lead_rows(rows: Rows) -> Rows:
     return select(rows, ranks=lead(rows))
 
 
-def payload_of_lead(results: Results, key: str) -> Any:
+def lead_payload(results: Results, key: str) -> Any:
     """What the lead's result stores in `data[key]`, or an empty dict."""
-    sources = of_lead(results.rows)["source"].unique()
+    sources = lead_rows(results.rows)["source"].unique()
     return next((d[key] for s in sources if key in (d := results.results[s].data)), {})
 
 
@@ -100,7 +100,7 @@ def first_value(rows: Rows, **where: Any) -> Any:
     return next(iter(select(rows, status="ok", **where)["value"]), None)
 
 
-def against(rows: Rows, baseline: str) -> Comparison:
+def compare_with(rows: Rows, baseline: str) -> Comparison:
     """Compare every other variant with the baseline, in the same rounds of the same job."""
     times = select(rows, quantity="time", phase="total")
     others = [name for (name,) in distinct(times, ["variant"]) if name != baseline]
@@ -114,7 +114,7 @@ def against(rows: Rows, baseline: str) -> Comparison:
 def group_facts(chapter: Chapter) -> dict[str, Any]:
     """Facts about the lead for a page's text; `ranks` is None if no group ran."""
     everything = chapter.own.rows
-    rows = of_lead(everything)
+    rows = lead_rows(everything)
     facts = {"ranks": lead(everything), "not_started": not_started(everything)}
     if rows.empty:
         return facts
@@ -126,7 +126,7 @@ def group_facts(chapter: Chapter) -> dict[str, Any]:
         "own_gpu": first["placement"] == "own_gpu",
         "sizes": _sizes(rows),
         "rounds": None if times.empty else times.iloc[0]["n"],
-        "asked": first["rounds"],
+        "requested_rounds": first["rounds"],
     }
 
 
@@ -147,17 +147,18 @@ def with_variants(
 ) -> Rows:
     """Add the process group, variant names, and maxima over ranks."""
     rows = with_ranks(rows, results)
-    return with_most(rows.assign(scheme=rows.variant.map(names), short=rows.variant.map(short)))
+    rows = rows.assign(variant_name=rows.variant.map(names), short=rows.variant.map(short))
+    return with_rank_maxima(rows)
 
 
-def with_most(rows: Rows) -> Rows:
+def with_rank_maxima(rows: Rows) -> Rows:
     """Append the maximum over ranks of allocated memory per stage and of peak memory per phase."""
     rows = rows.assign(when=rows["stage"].map(STAGES))
     parts = [rows]
     for name, key in (("allocated", "stage"), ("peak_memory", "phase")):
         found = select(rows, quantity=name, status="ok")
         most = pd.to_numeric(found["value"]).groupby([found.source, found.variant, found[key]])
-        parts.append(found.loc[most.idxmax()].assign(quantity=f"most_{name}"))
+        parts.append(found.loc[most.idxmax()].assign(quantity=f"max_{name}"))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -166,9 +167,9 @@ def memory_facts(rows: Rows, variants: Iterable[str]) -> dict[str, dict[str, Any
     of a step with its phase (None on a CPU, which has no peak counter)."""
     found: dict[str, dict[str, Any]] = {"allocated": {}, "peak": {}}
     for name in variants:
-        after = {"quantity": "most_allocated", "variant": name, "stage": "after_step"}
+        after = {"quantity": "max_allocated", "variant": name, "stage": "after_step"}
         found["allocated"][name] = first_value(rows, **after)
-        peaks = extremes(select(rows, quantity="most_peak_memory", variant=name))
+        peaks = extremes(select(rows, quantity="max_peak_memory", variant=name))
         top = peaks["high"] if peaks else None
         found["peak"][name] = top and {"bytes": top["value"], "phase": PHASES[top["phase"]]}
     return found
@@ -193,18 +194,18 @@ def expected_error(rows: Rows, variant: str, share: Mapping[str, float]) -> floa
 
 def after_step(rows: Rows) -> Rows:
     """Rows of the lead, without earlier stages."""
-    return select(of_lead(rows), stage=lambda stage: stage == "after_step" or stage != stage)
+    return select(lead_rows(rows), stage=lambda stage: stage == "after_step" or stage != stage)
 
 
 def variant_table(
     title: str,
     columns: Mapping[str, Column],
     *,
-    rows: Sequence[str] = ("scheme",),
+    rows: Sequence[str] = ("variant_name",),
     data: Callable[[Rows], Rows] = measured,
 ) -> Table:
     """One row per variant; one table per process group if the title names {ranks}."""
-    headers = {"scheme": "variant", "when": "stage"}
+    headers = {"variant_name": "variant", "when": "stage"}
     return Table(title=title, rows=rows, headers=headers, data=data, columns=columns)
 
 
@@ -214,17 +215,17 @@ MEMORY_TABLES = {
         "Reserved: kept by the allocator; device: as the device reports it",
         {
             **{n.replace("_", " "): quantity("memory", "MiB", category=n) for n in CATEGORIES},
-            "allocated": quantity("most_allocated", "MiB"),
+            "allocated": quantity("max_allocated", "MiB"),
             "reserved": quantity("reserved", "MiB"),
             "device": quantity("device_memory", "MiB"),
         },
-        rows=["scheme", "when"],
+        rows=["variant_name", "when"],
     ),
     "peaks": variant_table(
         "Peak memory of a second step, with optimizer state, MiB, {ranks}",
         {
-            "forward and backward": quantity("most_peak_memory", "MiB", phase="forward_backward"),
-            "optimizer step": quantity("most_peak_memory", "MiB", phase="optimizer"),
+            "forward and backward": quantity("max_peak_memory", "MiB", phase="forward_backward"),
+            "optimizer step": quantity("max_peak_memory", "MiB", phase="optimizer"),
         },
     ),
 }
@@ -237,7 +238,7 @@ MEMORY_FIGURE = Figure(
     wrap=2,
     x=Axis(field="short", title="", categorical=True),
     y=Axis("GiB allocated", scale=1 / GIB),
-    data=lambda results: select(of_lead(results.rows), quantity="memory", status="ok"),
+    data=lambda results: select(lead_rows(results.rows), quantity="memory", status="ok"),
     height=2.6,
 )
 
@@ -246,10 +247,10 @@ def overlap_timeline(panels: Callable[[Rows], Mapping[str, str]]) -> Figure:
     """Timeline of computation, communication and copies on rank 0; one panel per variant."""
 
     def data(results: Results) -> Rows:
-        profiled = payload_of_lead(results, "intervals_ms")
+        profiled = lead_payload(results, "intervals_ms")
         return pd.DataFrame(
             {"panel": title, "activity": activity, "start": start, "end": end}
-            for variant, title in panels(of_lead(results.rows)).items()
+            for variant, title in panels(lead_rows(results.rows)).items()
             for activity, intervals in profiled.get(variant, {}).items()
             for start, end in intervals
         )

@@ -7,7 +7,7 @@ estimated from work that the study ran in several processes (`Noise`).
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -197,7 +197,10 @@ class Comparison(list[Pair]):
 
 
 def _indexed(rows: Rows, on: Sequence[str]) -> dict[tuple[Any, ...], Any]:
-    found = {tuple(row[name] for name in on): row for row in records(rows)}
-    if len(found) < len(rows):
-        raise ValueError(f"comparison: several rows agree on {', '.join(on)}")
+    listed = [(tuple(row[name] for name in on), row) for row in records(rows)]
+    found = dict(listed)
+    if len(found) < len(listed):
+        key, count = Counter(key for key, _ in listed).most_common(1)[0]
+        same = dict(zip(on, key, strict=True))
+        raise ValueError(f"comparison: {count} rows for {same}; add a field to `on` or `where`")
     return found

@@ -165,6 +165,8 @@ class Figure:
     def vega(self, results: Results) -> dict[str, Any]:
         """The same figure as a Vega-Lite specification with inlined data."""
         rows = self.rows(results)
+        for name in {self.color, self.dash} & {*rows}:
+            rows[name] = rows[name].map(lambda value: self.names.get(value, value))
         fields = [self.x.field, self.y.field, self.x2, self.color, self.facet, self.dash]
         used = [name for name in dict.fromkeys(fields) if name]
         nominal = {"type": "nominal", "sort": None}

@@ -30,6 +30,7 @@ from lmlab.study.files import write_atomically
 
 FRONT, INDEX = "writeup.md", "index.md"
 LONGEST_MESSAGE = 200
+PACKAGE = str(Path(__file__).parents[1])
 
 Answer = dict[str, Markup]
 
@@ -46,11 +47,12 @@ class Chapter:
     compare: dict[str, Comparison] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     drawn: set[str] = field(default_factory=set)
+    fault: str = ""  # why its page cannot be rendered
 
     @property
     def measured(self) -> bool:
-        """Whether the chapter has at least one value."""
-        return not select(self.results.rows, chapter=self.name, status="ok").empty
+        """Whether the chapter has at least one value, and can be rendered."""
+        return not (self.fault or select(self.results.rows, chapter=self.name, status="ok").empty)
 
     @cached_property
     def own(self) -> Results:
@@ -107,7 +109,7 @@ class Report:
         self, template: str, folder: str, chapter: Chapter | None = None, **context: Any
     ) -> Markup:
         if chapter is not None and not chapter.measured:
-            return self._unmeasured(template, chapter, folder)
+            return self._placeholder(template, chapter, folder)
         name, where = chapter.name if chapter else "", self.out / folder
         try:
             source = environment_for(self.templates).get_template(template)
@@ -128,15 +130,16 @@ class Report:
             return Markup(f"*This part could not be rendered ({text.escape(line)}).*\n")
         return Markup(re.sub(r"\n{3,}", "\n\n", page).strip() + "\n")
 
-    def _unmeasured(self, template: str, chapter: Chapter, folder: str) -> Markup:
-        """Placeholder for an unmeasured part: its questions, or else its title, and the reason."""
+    def _placeholder(self, template: str, chapter: Chapter, folder: str) -> Markup:
+        """A part without values: its questions, or else its title, and the reason."""
         rows = select(self.results.rows, chapter=chapter.name, status=lambda s: s != MISSING)
-        reasons = rows["reason"].dropna()
-        why = f" ({text.escape(reasons.iloc[0])})" if len(reasons) else ""
+        reasons = [chapter.fault] if chapter.fault else list(rows["reason"].dropna())
+        state = "rendered" if chapter.fault else "measured yet"
+        state += f" ({text.escape(reasons[0])})" if reasons else ""
         questions = re.findall(r"^### (.+)$", (self.templates / template).read_text(), re.MULTILINE)
-        sections = [f"### {question}\n\n**Not measured yet{why}.**" for question in questions]
+        sections = [f"### {question}\n\n**Not {state}.**" for question in questions]
         end = provenance.of_chapter(self.results, chapter.name, self.out / folder)
-        page = [f"# {chapter.title}", f"Nothing of this chapter has been measured yet{why}.", end]
+        page = [f"# {chapter.title}", f"This chapter has not been {state}.", end]
         return Markup("\n\n".join(sections or page) + "\n")
 
     def _figure(
@@ -155,13 +158,8 @@ class Report:
 
 def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
     """Evaluate a chapter's declarations over the results; skipped if nothing was measured."""
-    chapter = Chapter(
-        name=name,
-        title=page.TITLE,
-        results=results,
-        tables=getattr(page, "TABLES", {}),
-        figures=getattr(page, "FIGURES", {}),
-    )
+    tables, figures = (getattr(page, kind, {}) for kind in ("TABLES", "FIGURES"))
+    chapter = Chapter(name, page.TITLE, results, tables, figures)
     if not chapter.measured:
         return chapter
     if hasattr(page, "derive"):
@@ -187,13 +185,15 @@ def build_chapters(
             chapters[name] = build_chapter(name, page, results)
         except Exception as error:
             faults.append(f"{name}: {described(error)}")
-            chapters[name] = Chapter(name=name, title=page.TITLE, results=results)
+            chapters[name] = Chapter(name, page.TITLE, results, fault=faults[-1])
     return chapters, faults
 
 
 def described(error: Exception) -> str:
-    """Format an error as one line, with the source line that raised it."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
+    """Format an error as one line, with the last line of our code or templates that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename.startswith(PACKAGE) or f.filename.endswith(".j2")]
+    where = (own or frames)[-1]
     message = " ".join(str(error).split())[:LONGEST_MESSAGE]
     return f"{type(error).__name__}: {message} ({Path(where.filename).name}:{where.lineno})"
 

@@ -19,23 +19,23 @@ NAMES = {"ok": "measured", "oom": "out of memory"}
 VERSIONS = ("torch", "triton", "cuda", "cudnn", "driver", "python", "lmlab")
 
 
-def summary(results: Results, unwatched: Sequence[str] = ()) -> Markup:
-    """Summarize points, code, cost and unreadable files for the front page. `unwatched` names
-    variants whose compilation no counter covers, so that it is attributed to measuring."""
+def summary(results: Results, uncounted_compilers: Sequence[str] = ()) -> Markup:
+    """Summarize points, code, cost and unreadable files for the front page. The compilation of
+    `uncounted_compilers`, variants that no counter covers, is attributed to measuring."""
     points = results.rows["source"].nunique()
     readable = list(results.results.values())
     states = Counter(NAMES.get(result.status, result.status) for result in readable)
     states["unreadable"] = len(results.problems)
     states["not measured"] = points - states.total()
     parts = [f"{points} points: {_counted(states)}"]
-    parts += [_code(readable), _cost(readable, unwatched)] if readable else []
+    parts += [_code(readable), _cost(readable, uncounted_compilers)] if readable else []
     problems = [f"Unreadable: {escape(problem)}" for problem in results.problems[:MAX_LINES]]
     if more := len(results.problems) - len(problems):
-        problems.append(f"Unreadable: {more} more, which `lmlab status` names.")
+        problems.append(f"{more} more unreadable files; `lmlab status` lists them.")
     return Markup("\n\n".join([". ".join(parts) + ".", *problems]))
 
 
-def _cost(results: Sequence[Result], unwatched: Sequence[str]) -> str:
+def _cost(results: Sequence[Result], uncounted: Sequence[str]) -> str:
     """Total wall time, with a breakdown if every result records one."""
     starts = pd.to_datetime([result.started_at for result in results], errors="coerce")
     rows = pd.DataFrame({"start": starts, "s": [result.elapsed_s for result in results]})
@@ -52,7 +52,7 @@ def _cost(results: Sequence[Result], unwatched: Sequence[str]) -> str:
     # reset clears torch.compile's counter, but first calls over a second are compilation.
     rest = pd.Series([result.elapsed_s for result in results]) - parts["measuring"]
     calls = [[m for m in r.measurements if m["quantity"] in FIRST_CALLS] for r in results]
-    calls = [[m for m in each if m["labels"].get("variant") not in unwatched] for each in calls]
+    calls = [[m for m in each if m["labels"].get("variant") not in uncounted] for each in calls]
     first = pd.Series([sum(m["value"] for m in c if (m["value"] or 0) > 1e3) / 1e3 for c in calls])
     parts["compiling"] = parts["compiling"].clip(lower=first).clip(upper=rest)
     shares = parts.sum() / total_s
@@ -116,7 +116,7 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     without = [f"- {n} x {why}" for n, why in reasons[:MAX_LINES]]
     without += [f"- {len(reasons) - MAX_LINES} more"] if len(reasons) > MAX_LINES else []
     if without:
-        lines.append("Measurements without a value, also within points that are ok:")
+        lines.append("Measurements without a value, including some in points that succeeded:")
         lines.append("\n".join(without))
     return Markup("\n\n".join(lines))
 

@@ -36,7 +36,7 @@ MARKS = {
     "↕": "drifting or bimodal",
     "~": "noisy",
     "†": "power-capped or throttled run",
-    "‡": "inconsistent: far more than the sum of its parts timed apart",
+    "‡": "inconsistent: far more than the sum of its separately timed parts",
     "§": "measured with uncommitted code",
 }
 FLAG_MARKS = {"power_capped": "†", "throttled": "†", "inconsistent": "‡", UNCOMMITTED: "§"}
@@ -161,7 +161,7 @@ class Table:
         across = [self.across] if self.across else []
         keys = [*self.rows, *across]
         indexes = {
-            header: _Index(candidates(rows, **column.where), column, keys)
+            header: _Index(candidates(rows, **column.where), column, keys, header)
             for header, column in self.columns.items()
         }
         return {
@@ -233,8 +233,8 @@ class Cell:
 class _Index:
     """The rows that may fill one column, by row key and `across` value."""
 
-    def __init__(self, rows: Rows, column: Column, keys: Sequence[str]) -> None:
-        self.column = column
+    def __init__(self, rows: Rows, column: Column, keys: Sequence[str], header: str) -> None:
+        self.column, self.keys, self.header = column, keys, header
         self.exact: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
         self.partial: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         for row in records(rows):
@@ -250,7 +250,8 @@ class _Index:
         found = self.exact.get(key, [])
         measured = [row for row in found if row["status"] == "ok"]
         if len(measured) > 1:
-            raise ValueError(f"table cell {dict(self.column.where)}: {len(measured)} rows match")
+            where = dict(zip(self.keys, key, strict=True))
+            raise ValueError(f"column {self.header!r}: {len(measured)} rows match {where}")
         reasons = (
             row
             for partial, row in self.partial

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 GIB, MIB = 2**30, 2**20
-DASH = "–"
+DASH, NOT_STATED = "–", "not stated"
 UNSTEADY = ("drifting", "bimodal")
 
 

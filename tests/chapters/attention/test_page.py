@@ -110,9 +110,14 @@ def test_a_variant_that_passed_the_check_but_did_not_fit_has_not_failed(tmp_path
     errors = [value("error", 1e-3, "", variant=name) for name in ("flash", "naive", "flex")]
     ends = [without_value("time", "oom", "no room", variant="naive")]
     ends.append(without_value("time", "failed", "relative error 1.5", variant="flex"))
-    results = [attention(shape, *errors, *times("flash", both=1), *ends)]
+    # A tile is checked at every sequence of its result, and may fail at one of them.
+    tile = [{"variant": "64x32", "sequence": sequence} for sequence in (1024, 4096)]
+    records = [value("error", 1e-3, "", **at) for at in tile]
+    records += [time_record([1.0], **tile[0]), without_value("time", "failed", "no", **tile[1])]
+    tiled = attention({"topic": "tiles", "head_dim": 64, "direction": "forward"}, *records)
+    results = [attention(shape, *errors, *times("flash", both=1), *ends), tiled]
     (found,) = built(written(tmp_path, results), "attention")["attention"].facts["checked"]
-    assert (found["count"], found["failed"], found["untimed"]) == (3, 1, 1)
+    assert (found["count"], found["failed"], found["untimed"]) == (3 + 2, 1 + 1, 1)
 
 
 def softmax() -> Result:

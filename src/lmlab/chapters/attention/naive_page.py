@@ -147,7 +147,7 @@ TABLES = {
             "forward, speed-up": speedup(phase="forward"),
             "backward, speed-up": speedup(phase="backward"),
             "peak (MiB)": PEAK,
-            "first pass (s)": quantity("first_call_time", "s"),
+            "first call (s)": quantity("first_call_time", "s"),
         },
     ),
     "softmax": Table(

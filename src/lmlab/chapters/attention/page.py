@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.chapters.attention import naive_page, tiles_page
-from lmlab.chapters.attention.naive_page import COMPILED, NAIVE
-from lmlab.chapters.attention.tiles_page import CHOSEN
+from lmlab.chapters.attention.naive_page import COMPILED, NAIVE, PEAK
 from lmlab.chapters.machine.page import kernel_time, with_share
 from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.figure import Axis, Figure
@@ -56,7 +55,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     kernel = rows["specialized"].map({True: "specialized warps", False: "plain"})
     rows = rows.assign(
         attention=rows["variant"].map(lambda name: NAMES.get(name, name)),
-        kernel=kernel.where(rows["variant"] != CHOSEN, kernel.map("chosen, {}".format)),
+        kernel=kernel.where(rows["variant"] != tiles_page.CHOSEN, kernel.map("chosen, {}".format)),
         # Too slow to start is not the same as unsupported, and the cell says which.
         reason=rows["reason"].map(lambda why: OVER_CAP if OVER_CAP_REASON in str(why) else why),
     )
@@ -222,7 +221,6 @@ def slower(where: str, topic: str) -> Table:
 
 
 BOTH = {"eager": EAGER, "compiled": COMPILED}
-PEAK = memory("memory", "MiB", stage="peak")
 TABLES = {
     **naive_page.TABLES,
     **tiles_page.TABLES,
@@ -260,7 +258,7 @@ TABLES = {
         },
     ),
     "best": Table(
-        title="Our kernels over the fastest other variant, forward and backward, {precision}",
+        title="Our speed-up over the fastest other variant, forward and backward, {precision}",
         rows=["head_dim"],
         data=lambda rows: speedups(ours_against_best(rows, "benchmark")),
         where={"phase": "both"},
@@ -269,7 +267,7 @@ TABLES = {
     "slower": slower("Where", "benchmark"),
     "shapes_slower": slower("Models' shapes where", "shapes"),
     "shapes": Table(
-        title="Our kernels over the fastest other variant at the models' shapes, {phase}",
+        title="Our speed-up over the fastest other variant at the models' shapes, {phase}",
         rows=["precision", "batch", "size"],
         data=lambda rows: speedups(ours_against_best(rows, "shapes")),
         columns={"{context}": speedup()},
@@ -382,13 +380,13 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "excess": excess_facts(chapter),
         "checked": checked(chapter),
         "repeat": agreement(chapter.results, chapter.name),
-        "unwatched": [FA4, FA4_SAME_BITS],
+        "uncounted_compilers": [FA4, FA4_SAME_BITS],
     }
 
 
 def failed_at(rows: Rows, topic: str) -> dict[str, dict[str, Any]]:
     """Per variant: the sizes at which it failed, at some context or at all, and one reason."""
-    failed = select(rows, topic=topic, status="failed", attention=lambda name: name is not None)
+    failed = select(rows, topic=topic, status="failed")
     return {
         str(name): {"sizes": list(dict.fromkeys(mine["size"])), "reason": mine.iloc[0]["reason"]}
         for name, mine in failed.groupby("attention", sort=False)
@@ -422,7 +420,7 @@ def board_facts(chapter: Chapter, pair: Pair) -> dict[str, Any]:
 def checked(chapter: Chapter) -> list[dict[str, Any]]:
     """Per precision: how many pairs of variant and shape were checked, how many of them failed or
     got no time for another reason, and the largest errors of those that were timed."""
-    rows, key = chapter.own.rows, ["source", "variant"]
+    rows, key = chapter.own.rows.fillna({"sequence": 0}), ["source", "sequence", "variant"]
     errors = select(rows, status="ok", quantity="error")
     timed = is_among(errors, select(rows, quantity="time", status="ok"), key)
     failed = is_among(errors, select(rows, status="failed"), key)
@@ -434,7 +432,7 @@ def checked(chapter: Chapter) -> list[dict[str, Any]]:
             "failed": len(distinct(select(mine, timed=False, failed=True), key)),
             "untimed": len(distinct(select(mine, timed=False, failed=False), key)),
             "worst": extremes(select(mine, timed=True)),
-            "ours": extremes(select(mine, timed=True, variant=[OURS, CHOSEN])),
+            "ours": extremes(select(mine, timed=True, variant=[OURS, tiles_page.CHOSEN])),
         }
         for precision, mine in errors.groupby("precision", sort=False)
     ]

@@ -1,4 +1,4 @@
-"""Tile sizes of our kernels: all that were tried, the fastest, the chosen one, those rejected."""
+"""Tile sizes of our kernels: all that were tried, the fastest, the chosen one, those untimed."""
 
 from typing import Any
 
@@ -26,11 +26,11 @@ def best(rows: Rows) -> Rows:
     failed = tried(rows, status=lambda status: status != "ok").groupby(key).size().to_dict()
     counts = pd.MultiIndex.from_frame(fastest[key]).map(failed).fillna(0)
     chosen = select(rows, topic="tiles", quantity="time", variant=CHOSEN)
-    return pd.concat([derived(fastest, "rejected", {}, lambda _: counts), chosen])
+    return pd.concat([derived(fastest, "untimed", {}, lambda _: counts), chosen])
 
 
-def rejected(rows: Rows) -> Rows:
-    """Tile sizes that Triton or the GPU rejects, one row each for all sequences."""
+def untimed(rows: Rows) -> Rows:
+    """Tile sizes without a time, one row each for all sequences."""
     found = tried(rows, status=lambda status: status != "ok")
     found = found.drop_duplicates(["direction", "head_dim", "block_m", "block_n"])
     return found.assign(quantity="why", value=found["reason"], status="ok")
@@ -53,13 +53,13 @@ TABLES = {
             "fastest tile": quantity("best_time", "text", "variant"),
             "its time (ms)": quantity("best_time", "ms"),
             "chosen kernel (ms)": kernel_time(),
-            "rejected sizes": quantity("rejected", "integer"),
+            "sizes without a time": quantity("untimed", "integer"),
         },
     ),
-    "tiles_rejected": Table(
-        title="Tile sizes that Triton or the GPU rejects",
+    "tiles_untimed": Table(
+        title="Tile sizes without a time",
         rows=["direction", "head_dim", "block_m", "block_n"],
-        data=rejected,
+        data=untimed,
         columns={"reason": quantity("why", "text")},
     ),
     "tiles": Table(
@@ -77,7 +77,7 @@ TABLES = {
 }
 FIGURES = {
     "tiles": Figure(
-        title="Plain kernels by tile, largest head dim and longest sequence: ms (blank: rejected)",
+        title="Plain kernels by tile, largest head dim and longest sequence: ms (blank: no time)",
         mark="heatmap",
         facet="direction",
         x=Axis(field="block_n", title="BLOCK_N (keys)", categorical=True),

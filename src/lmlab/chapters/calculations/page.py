@@ -54,7 +54,7 @@ TABLES = {
         headers={"tokens": "tokens per device"},
         columns={
             "activations (GB)": quantity("activation_memory", "GB"),
-            "total / 80 GB, in GPUs": quantity("gpus_unsharded", "integer"),
+            "GPUs needed, unsharded": quantity("gpus_unsharded", "integer"),
             "fewest devices, sharded": quantity("fewest_devices", "integer"),
             "GB per device": quantity("memory_per_device", "GB"),
         },
@@ -68,8 +68,8 @@ TABLES = {
         },
     ),
     "levers": Table(
-        title="What lowers the batch that the same number of devices needs; two pipeline "
-        "stages: half the devices each, tokens of one of at least two micro-batches",
+        title="Smallest compute-bound batch on the same number of devices, after one change; two "
+        "pipeline stages: half the devices each, tokens of one of at least two micro-batches",
         rows=["change"],
         columns={
             "FSDP": quantity("lever_fsdp"),

@@ -22,17 +22,16 @@ from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, computed, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
-from lmlab.report.text import UNSTEADY
+from lmlab.report.text import MIB, UNSTEADY
 
 TITLE = "Collectives"
 
-MIB = 2**20
-SEVERAL: dict[str, Any] = {"world_size": lambda count: count > 1}
-FIRST = "all_reduce"
+MULTI_RANK: dict[str, Any] = {"world_size": lambda count: count > 1}
+FIT_OPERATION = "all_reduce"
 MIN_SIZES = 3
 """A line through two points has no error to show."""
 MAX_ERROR = 0.3
-"""Times further from the line than this do not follow it."""
+"""Times further from the line than this, or that rise by less in all, do not follow it."""
 FRONT_MIB = (1, 10, 100, 1024)
 SMALL_MIB = 16
 """Up to here times are dominated by latency, and noise."""
@@ -49,7 +48,7 @@ def derive(rows: Rows, results: Results) -> Rows:
         on_bus=[*map(bus_factor, rows["operation"], rows["world_size"])],
         collective=rows["operation"].map(lambda n: str(n).replace("_", "-"), na_action="ignore"),
     )
-    sent = {"quantity": "time", **SEVERAL}
+    sent = {"quantity": "time", **MULTI_RANK}
     rows = derived(rows, "algbw", sent, lambda f: f.bytes / f.value / 1e6)
     rows = derived(rows, "busbw", {"quantity": "algbw"}, lambda f: f.value * f.on_bus)
     return _fits(rows)
@@ -81,24 +80,25 @@ def fit_line(sizes: Any, ms: Any) -> tuple[float, float, float]:
 def _fits(rows: Rows) -> Rows:
     """Append latency, bus bandwidth and fit error per point, operation and dtype."""
     found = [rows]
-    times = select(rows, quantity="time", status="ok", **SEVERAL)
+    times = select(rows, quantity="time", status="ok", **MULTI_RANK)
     for _, group in times.groupby(["source", "operation", "dtype"], sort=False):
         if len(group) < MIN_SIZES:
             continue
         latency, per_ms, worst = fit_line(group["bytes"], group["value"])
         first: Any = group.iloc[0].to_dict()
-        carried = first["on_bus"] * per_ms / 1e6
-        line = {"latency": latency, "bytes_per_ms": per_ms, "bandwidth": carried}
-        line = line if worst <= MAX_ERROR else {}
+        numbers = {"fit_error": worst}
+        if worst <= MAX_ERROR and group["bytes"].max() > MAX_ERROR * latency * per_ms:
+            numbers |= {"latency": latency, "bytes_per_ms": per_ms}
+            numbers["bandwidth"] = first["on_bus"] * per_ms / 1e6
         no_size = dict.fromkeys(["unit", "bytes", "mib", "size"])
-        found.append(computed(first, {**line, "fit_error": worst}, **no_size))
+        found.append(computed(first, numbers, **no_size))
     return pd.concat(found)
 
 
 def fit_figure(results: Results) -> Rows:
     """Per group, the fitted line over the range of measured sizes, and the measured points."""
-    rows = select(results.rows, operation=FIRST, dtype=_first_dtype(results.rows), status="ok")
-    times = select(rows, quantity="time", **SEVERAL)
+    rows = select(_multi_rank(results.rows), operation=FIT_OPERATION, status="ok")
+    times = select(rows, quantity="time")
     parts = [times.head(0)]
     for ranks, mine in times.groupby("ranks", sort=False):
         latency = first_value(rows, ranks=ranks, quantity="latency")
@@ -115,18 +115,18 @@ def _first_dtype(rows: Rows) -> Any:
     return next(iter(rows["dtype"].dropna()), None)
 
 
-def _fp32(rows: Rows) -> Rows:
+def _in_first_dtype(rows: Rows) -> Rows:
     """Rows of points that ran, in the study's first dtype: tables show no other."""
     return select(measured(rows), dtype=_first_dtype(rows))
 
 
-def _between(rows: Rows) -> Rows:
-    return select(_fp32(rows), **SEVERAL)
+def _multi_rank(rows: Rows) -> Rows:
+    return select(_in_first_dtype(rows), **MULTI_RANK)
 
 
 def _front(rows: Rows) -> Rows:
     """All-reduces of a few sizes, if the study has these, else of all sizes."""
-    all_reduce = select(_between(rows), operation=FIRST)
+    all_reduce = select(_multi_rank(rows), operation=FIT_OPERATION)
     few = select(all_reduce, mib=FRONT_MIB)
     return few if len(distinct(few, ["size"])) == len(FRONT_MIB) else all_reduce
 
@@ -137,14 +137,14 @@ def _by_size(title: str, data: Callable[[Rows], Rows], column: Column) -> Table:
 
 TABLES = {
     "front": _by_size("All-reduce in milliseconds, slowest rank", _front, time()),
-    "times": _by_size("{collective}: milliseconds, slowest rank", _fp32, time()),
-    "bandwidths": _by_size("{collective}: bus bandwidth in GB/s", _between, quantity("busbw")),
+    "times": _by_size("{collective}: milliseconds, slowest rank", _in_first_dtype, time()),
+    "bandwidths": _by_size("{collective}: bus bandwidth in GB/s", _multi_rank, quantity("busbw")),
     "fits": Table(
         title="Latency and bus bandwidth fitted to all sizes; error: the largest relative "
         "distance from the line",
         rows=["ranks", "collective"],
         headers={"collective": "operation"},
-        data=_between,
+        data=_multi_rank,
         columns={
             "latency (ms)": quantity("latency"),
             "bus bandwidth (GB/s)": quantity("bandwidth"),
@@ -170,7 +170,7 @@ COMPARISONS = {
         variant={"dtype": "bf16"},
         baseline={"dtype": "fp32"},
         on=["operation", "ranks", "mib"],
-        where={"quantity": "time", **SEVERAL},
+        where={"quantity": "time", **MULTI_RANK},
     )
 }
 
@@ -178,9 +178,9 @@ COMPARISONS = {
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Groups with their fits and largest message, noisy times, and groups that could not start."""
     rows = chapter.own.rows
-    times = select(_between(rows), quantity="time", operation=FIRST, status="ok")
+    times = select(_multi_rank(rows), quantity="time", operation=FIT_OPERATION, status="ok")
     small = select(times, mib=lambda size: size <= SMALL_MIB)
-    alone = select(_fp32(rows), quantity="time", world_size=1, status="ok")
+    alone = select(_in_first_dtype(rows), quantity="time", world_size=1, status="ok")
     groups = [_group(rows, mine) for _, mine in times.groupby("ranks", sort=False)]
     order = list(PLACEMENTS)
     groups.sort(key=lambda group: (order.index(group["placement"]), group["world_size"]))
@@ -188,6 +188,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "groups": groups,
         "dtype": _first_dtype(rows),
         "max_error": MAX_ERROR,
+        "small_mib": SMALL_MIB,
         "not_started": not_started(rows),
         "noisy": int((small["noisy"].eq(True) | small["stability"].isin(UNSTEADY)).sum()),
         "small": len(small),
@@ -198,8 +199,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 def _group(rows: Rows, times: Rows) -> dict[str, Any]:
     """One process group: its all-reduce fit and its largest all-reduce."""
     largest = times.sort_values("mib", key=pd.to_numeric).iloc[-1]
-    mine = select(_between(rows), ranks=largest["ranks"])
-    fit = select(mine, operation=FIRST)
+    mine = select(_multi_rank(rows), ranks=largest["ranks"])
+    fit = select(mine, operation=FIT_OPERATION)
     gather = {"quantity": "time", "operation": "all_gather", "mib": largest["mib"]}
     return {
         **{name: largest[name] for name in ("ranks", "placement", "world_size", "size")},

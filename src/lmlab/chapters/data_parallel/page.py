@@ -13,7 +13,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from lmlab.chapters import rank_page
-from lmlab.chapters.rank_page import STEP, against, first_value, of_lead, variant_table
+from lmlab.chapters.rank_page import STEP, compare_with, first_value, lead_rows, variant_table
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
 from lmlab.report.frame import Results, Rows, computed, distinct, select, table_of
@@ -30,15 +30,15 @@ SENT = ["added", "messages", "message_bytes"]
 def derive(rows: Rows, results: Results) -> Rows:
     """Add names, the time and share of communication, and the fitted bucket model."""
     rows = rank_page.with_ranks(rows, results)
-    schemes: Any = [name_of(*p) for p in zip(rows.variant, rows.torch_bucket_mb, strict=True)]
+    names: Any = [name_of(*p) for p in zip(rows.variant, rows.torch_bucket_mb, strict=True)]
     rows = rows.assign(
-        scheme=schemes,
+        variant_name=names,
         same_bucket=rows.variant == rows.torch_bucket_mb.map(lambda mb: f"bucketed_{mb:g}"),
     )
-    flat = against(select(rows, variant=lambda v: v != ALONE), FLAT).rows()
+    flat = compare_with(select(rows, variant=lambda v: v != ALONE), FLAT).rows()
     parts = [rows, communication(rows), flat.assign(quantity="versus_flat")]
     rows = pd.concat([part for part in parts if not part.empty], ignore_index=True)
-    return rank_page.with_most(_with_model(rows))
+    return rank_page.with_rank_maxima(_with_model(rows))
 
 
 def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
@@ -54,7 +54,7 @@ def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
 def communication(rows: Rows) -> Rows:
     """Per variant: the share of communication, (step - alone) / step, shown as the verdict unless
     that is "slower", and the time `added` to a step (median over rounds)."""
-    compared = against(rows, ALONE)
+    compared = compare_with(rows, ALONE)
     found = compared.rows()
     if found.empty:
         return found
@@ -64,8 +64,7 @@ def communication(rows: Rows) -> Rows:
     shares = found.assign(quantity="communication_share", value=share, share=text)
     added = []
     for pair in compared:
-        rounds = zip(pair.variant["samples"], pair.baseline["samples"], strict=False)
-        median = float(np.median([ours - alone for ours, alone in rounds]))
+        median = float(np.median(np.subtract(pair.variant["samples"], pair.baseline["samples"])))
         # `min` and `max` stay those of the whole step, which `step_parts` draws.
         own = {"quantity": "added", "value": median, "clock": None, "stability": None}
         added.append({**pair.variant, **own})
@@ -127,7 +126,7 @@ def _with_model(rows: Rows) -> Rows:
         measured = select(mine, quantity="added", variant=list(sent.index))
         first: Any = measured.iloc[0].to_dict()
         modelled = measured.assign(quantity="modelled", value=measured["variant"].map(model))
-        found += [modelled, computed(first, numbers, variant=None, scheme=None)]
+        found += [modelled, computed(first, numbers, variant=None, variant_name=None)]
     return pd.concat(found, ignore_index=True)
 
 
@@ -137,31 +136,27 @@ def _overlaps(variant: str) -> bool:
 
 def step_parts(results: Results) -> Rows:
     """Each variant's step in two parts: without communication, and what communication adds."""
-    rows = of_lead(results.rows)
+    rows = lead_rows(results.rows)
     alone = select(rows, variant=ALONE, status="ok", **STEP)
     if alone.empty:
         return alone
     added = select(rows, quantity="added")
     base = pd.concat([alone, added.assign(value=alone.iloc[0]["value"])])
-    parts = [
-        base.assign(part="step without communication", min=None, max=None),
-        added.assign(part="communication, after overlap"),
-    ]
-    found = pd.concat(parts)
-    short = found["scheme"].str.removeprefix("buckets, ").str.split(", ").str[0]
+    base = base.assign(part="step without communication", min=None, max=None)
+    found = pd.concat([base, added.assign(part="communication, after overlap")])
+    short = found["variant_name"].str.removeprefix("buckets, ").str.split(", ").str[0]
     return found.assign(label=short.str.replace(" ", "\n"))
 
 
 def panels(rows: Rows) -> dict[str, str]:
     """Two profiled steps: one flat message, and messages during backward."""
-    same = select(rows, same_bucket=True)["variant"]
-    overlapped = same.iloc[0] if len(same) else "overlapped"
+    overlapped = next(iter(select(rows, same_bucket=True)["variant"]), "overlapped")
     return {FLAT: "without overlap (flat)", overlapped: "with overlap (buckets)"}
 
 
 def one_bucket_size(rows: Rows) -> Rows:
     """The lead's variants; of the bucketed ones, only the one with PyTorch's bucket size."""
-    rows = of_lead(rows)
+    rows = lead_rows(rows)
     has_buckets = rows["variant"].str.startswith("bucketed_", na=False)
     return rows[~has_buckets | rows["same_bucket"].eq(True)]
 
@@ -193,7 +188,7 @@ TABLES = {
             "fastest (ms)": time(phase="total", field="min"),
             "slowest (ms)": time(phase="total", field="max"),
             "sd (ms)": time(phase="total", field="sd"),
-            "peak memory (GiB)": quantity("most_peak_memory", "GiB", phase="total"),
+            "peak memory (GiB)": quantity("max_peak_memory", "GiB", phase="total"),
         },
     ),
     "messages": variant_table(
@@ -258,21 +253,20 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    shared, rows = rank_page.group_facts(chapter), of_lead(chapter.own.rows)
+    shared, rows = rank_page.group_facts(chapter), lead_rows(chapter.own.rows)
     times = select(rows, status="ok", **STEP)
     if times.empty:
         return {**shared, "ranks": None}
     backward = first_value(rows, quantity="phase_time", phase="backward")
     flat = first_value(rows, quantity="added", variant=FLAT)
     ours = [v for (v,) in distinct(times, ["variant"]) if _overlaps(v)]
-    added = select(rows, quantity="added", variant=ours).set_index("scheme")["value"]
+    added = select(rows, quantity="added", variant=ours).set_index("variant_name")["value"]
     buckets = [v for v in ours if v.startswith("bucketed_")]
     return {
         **shared,
         "sizes": shared["sizes"]["time"],
         "drift": max((times["max"] - times["min"]) / times["value"]),
         "shares": select(rows, quantity="communication_share").to_dict("records"),
-        "backward": backward,
         "communication": flat,
         "hideable": None if flat is None else max(0.0, min(flat, backward)),
         "saved": None if flat is None or added.empty else flat - min(added),
@@ -281,7 +275,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "bucket_pairs_decided": sum(
             pair.decided
             for index, one in enumerate(buckets)
-            for pair in against(select(times, variant=buckets[index:]), one)
+            for pair in compare_with(select(times, variant=buckets[index:]), one)
         ),
         "model": {
             name: first_value(rows, quantity=f"model_{name}")

@@ -110,9 +110,8 @@ def warm_up(rows: Rows) -> Rows:
             "settles_at": settled if settled <= len(steps) - 2 else None,
             "cold_mean": statistics.mean(steps) / pace - 1,
         }
-        for warmup in (0, 5):
-            same = {"size": first["size"], "mode": first["mode"], "warmup": warmup}
-            numbers[f"sd_{warmup}"] = next(iter(select(cold, **same)["sd"]), None)
+        same = select(cold, size=first["size"], mode=first["mode"]).sort_values("warmup")["sd"]
+        numbers |= {"sd_cold": first["sd"], "sd_warm": same.iloc[-1] if len(same) > 1 else None}
         found.append(computed(first, numbers, phase=WARM_UP))
     return pd.concat(found).dropna(subset="value")
 
@@ -182,8 +181,8 @@ TRAINING: Any = {"rows": BATCHES, "where": STEP}
 FIRST_STEP = {
     "first step (ms)": quantity("first_step", "ms"),
     "settled (ms)": quantity("settled_step", "ms"),
-    "sd, 0 warm-ups (ms)": quantity("sd_0", "ms"),
-    "sd, 5 warm-ups (ms)": quantity("sd_5", "ms"),
+    "sd without warm-up (ms)": quantity("sd_cold", "ms"),
+    "sd after warm-up (ms)": quantity("sd_warm", "ms"),
 }
 BF16 = "Speed-up of a bf16 training step over fp32 by context length, {basis}"
 TABLES = {
@@ -200,8 +199,8 @@ TABLES = {
         columns={"{context}": speedup()},
     ),
     "front_warm_up": Table(
-        title="Cold processes, one per number of warm-ups: first and settled training step, "
-        "standard deviation over its steps",
+        title="First and settled training step of a fresh process, and standard deviation of its "
+        "steps",
         rows=["size"],
         where={**TRAINED, "status": "ok"},
         columns=FIRST_STEP,
@@ -376,7 +375,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "gpu_bound": len(select(busy, value=lambda share: share >= GPU_BOUND_FROM)),
         "busy_points": len(busy),
         "host_bound_bf16": len(select(host_bound, precision="bf16")),
-        "bf16_points": len(select(busy, precision="bf16")),
         "mfu": {p: chapter.extremes(precision=p, **mfu) for p in ("fp32", "bf16")},
         "first_step_extra": chapter.extremes(quantity="first_step_extra", **TRAINED),
         "settles_at": max(settled, default=None),

@@ -31,13 +31,11 @@ NO_WAIT_MS = 1.0
 def derive(rows: Rows, results: Results) -> Rows:
     """Names, memory by rank, overlap, and speed relative to data parallelism."""
     rows = rank_page.with_variants(rows, results, NAMES, SHORT)
-    parts = {
-        name: {"quantity": "profiled_time", "activity": name}
-        for name in ("communication", "overlapped")
-    }
+    names = ("communication", "overlapped")
+    parts = {name: {"quantity": "profiled_time", "activity": name} for name in names}
     share = partial(exposed_share, results)
     rows = combine(rows, "exposed_share", parts, share, on=["source", "variant"])
-    compared = rank_page.against(rows, DDP).rows().assign(quantity="versus_ddp")
+    compared = rank_page.compare_with(rows, DDP).rows().assign(quantity="versus_ddp")
     return pd.concat([rows, compared], ignore_index=True) if len(compared) else rows
 
 
@@ -51,13 +49,11 @@ def exposed_share(results: Results, times: Rows) -> Any:
 def waits(results: Results) -> Rows:
     """How long each block waits for its weights, on the rank where it waits longest. The block that
     ends forward and begins backward keeps them, so its backward wait is dropped."""
-    gathers = rank_page.payload_of_lead(results, "waits_ms")
+    gathers = rank_page.lead_payload(results, "waits_ms")
     found = pd.DataFrame(gathers, columns=["phase", "layer", "ms"])
     again = found["layer"].eq(found["layer"].shift()) & found["phase"].eq("backward")
     found = found[~again]
-    return found.assign(
-        value=found["ms"].map(max), position=found.groupby("phase").cumcount() + 1
-    ).drop(columns="ms")
+    return found.assign(value=found["ms"].map(max), position=found.groupby("phase").cumcount() + 1)
 
 
 TABLES = {
@@ -67,7 +63,7 @@ TABLES = {
         "to data parallelism (buckets)",
         {
             **{name.replace("_", " "): quantity("memory", "GiB", category=name) for name in STATE},
-            "peak": quantity("most_peak_memory", "GiB", phase="forward_backward"),
+            "peak": quantity("max_peak_memory", "GiB", phase="forward_backward"),
             "step (ms)": time(phase="total"),
             "speed": quantity("versus_ddp", "text", field="speedup"),
         },
@@ -108,7 +104,7 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    shared, rows = rank_page.group_facts(chapter), rank_page.of_lead(chapter.own.rows)
+    shared, rows = rank_page.group_facts(chapter), rank_page.lead_rows(chapter.own.rows)
     memory = rank_page.memory_facts(rows, NAMES)
     if memory["allocated"][DDP] is None:
         return {**shared, "ranks": None}

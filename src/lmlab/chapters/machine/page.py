@@ -21,8 +21,8 @@ from lmlab.study.files import REFERENCES
 TITLE = "The machine"
 
 MEASURED, STATED = ["matmul_rate", "copy_bandwidth"], ["stated_matmul_rate", "stated_bandwidth"]
-SLOWER_IS_LESS = ("TFLOP/s", "GB/s")
-NOT_SLOW = "newer libraries, or work that was left out"
+HIGHER_IS_BETTER = ("TFLOP/s", "GB/s")
+WHY_FASTER = "newer libraries, or work that was left out"
 # TFLOP/s, GB/s and tokens per second from a time in milliseconds.
 RATES: Mapping[str, Callable[[Rows], Any]] = {
     "flops": lambda p: 1e-9 * p.work / p.time,
@@ -136,9 +136,9 @@ def against_bands(results: Results, bands: Mapping[str, Any]) -> list[dict[str, 
         if expected is None or len(rows) != 1:
             continue
         (low, high), value = expected, float(rows["value"].iloc[0])
-        slow = value < low if figure["unit"] in SLOWER_IS_LESS else value > high
+        slow = value < low if figure["unit"] in HIGHER_IS_BETTER else value > high
         flags = rows["flags"].iloc[0] or ()
-        cause = _cause(results, flags, figure["bound"], gpu) if slow else NOT_SLOW
+        cause = _cause(results, flags, figure["bound"], gpu) if slow else WHY_FASTER
         outside = not low <= value <= high
         own = {"value": value, "low": low, "high": high, "outside": outside}
         own |= {"name": name, "unit": figure["unit"], "cause": cause if outside else ""}

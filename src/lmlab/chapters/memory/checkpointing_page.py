@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import pandas as pd
-
 from lmlab.report.compare import Compare, Pair
 from lmlab.report.frame import Rows, computed, highest, records, select
 from lmlab.report.table import Table, memory, quantity, time
@@ -29,7 +27,7 @@ def front_strategies(rows: Rows) -> Rows:
     """One point for the front page: the `every-K` with the lowest peaks, none, and nested."""
     rows = select(rows, source=checkpointed_points(rows)[:1])
     every = select(rows, quantity="peak_memory", kind="every", status="ok")
-    lowest = every.sort_values("value", key=pd.to_numeric, kind="stable").head(FRONT_SEGMENTS)
+    lowest = every.sort_values("value", kind="stable").head(FRONT_SEGMENTS)
     return select(rows, variant=["none", "nested", *lowest["variant"]])
 
 
@@ -84,7 +82,7 @@ TABLES = {
         columns={
             **STRATEGY_COLUMNS,
             "step, relative": quantity("relative_time", "text", "shown", clock="wall"),
-            "left by forward (GiB)": memory("saved_for_backward"),
+            "saved by forward (GiB)": memory("saved_for_backward"),
             "predicted peak (GiB)": memory("predicted_peak"),
             "error": quantity("prediction_error", "percent"),
         },

@@ -86,7 +86,7 @@ AREA: Any = {
     "names": {name: name for name in CURVES.values() if name != "peak"},
     "x": Axis(
         field="position",
-        title="phases begin at the ticks; each is drawn equally wide",
+        title="phase (equal widths, not to time scale)",
         ticks={phase: number for number, phase in enumerate(PHASES)},
     ),
     "y": Axis("GiB", scale=1 / GIB),
@@ -98,7 +98,7 @@ FIGURES = {
         title="Memory of a forward pass and of a training step", data=mode_rows, **AREA
     ),
     "composition": Figure(
-        title="What exists at the peak of a training step",
+        title="Composition of the peak of a training step",
         mark="stack",
         facet="context",
         facet_title="context {}",

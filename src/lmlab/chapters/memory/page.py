@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.chapters.memory import checkpointing_page, figures_page
-from lmlab.chapters.memory.checkpointing_page import CHECKPOINTING
+from lmlab.chapters.memory.checkpointing_page import CHECKPOINTING, relative_times
 from lmlab.chapters.memory.figures_page import PARTS, PHASES, STEP, TIMELINE, one_precision
 from lmlab.report.frame import Results, Rows, combine, computed, highest, records, select, table_of
 from lmlab.report.page import Chapter
@@ -60,7 +60,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = combine(rows, "unused_share", layers, lambda p: 1 - p.allocated / p.reserved)
     saved = {v: {"quantity": "saved_for_backward", "variant": v, **BLOCK} for v in VARIANTS}
     rows = combine(rows, "compiled_to_eager", saved, lambda p: p.compiled / p.eager)
-    more = [*_longest(rows), _published(rows, results), *checkpointing_page.relative_times(rows)]
+    more = [*_longest(rows, results), _published(rows, results), *relative_times(rows)]
     rows = pd.concat([rows, *more], ignore_index=True)
     named = rows["size"] + ", context " + rows["context"].astype(str) + ", " + rows["precision"]
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=named)
@@ -80,8 +80,7 @@ def _parts(rows: Rows) -> Rows:
         counts["half_weights"] = int(mine["value"].sum()) - counts["fp32_weights"]
         counts["activations"] -= counts["fp32_weights"] + counts["half_weights"]
         base = {**records(group)[0], "quantity": "part"}
-        for key, name in PARTS.items():
-            found.append({**base, "category": key, "part": name, "value": counts[key]})
+        found += [{**base, "category": k, "part": p, "value": counts[k]} for k, p in PARTS.items()]
     return table_of(found)
 
 
@@ -97,13 +96,18 @@ def _peaks_with_phase(rows: Rows) -> Rows:
     return pd.concat([with_phase, peaks.assign(quantity="phase_of_peak", value=phase)])
 
 
-def _longest(rows: Rows) -> Iterator[Rows]:
+def _longest(rows: Rows, results: Results) -> Iterator[Rows]:
     """The longest context whose step fits, and the predicted peak of the shortest that does not."""
+    # The result of a point at which every mode failed keeps its records as data.
+    failed = {path: r.data["records"] for path, r in results.results.items() if "records" in r.data}
+    points = records(select(rows, source=list(failed)))
+    kept = ((point, record) for point in points for record in failed[point["source"]])
+    rows = pd.concat([rows, table_of([{**point, **r, **r["labels"]} for point, r in kept])])
     steps = select(rows, quantity="peak_memory", **ANY_STEP)
     needs = select(rows, quantity="predicted_peak", **ANY_STEP).set_index("source")["value"]
     for _, group in steps.groupby(["size", "batch", "precision"], sort=False):
         ordered = group.sort_values("context", kind="stable")
-        fits, fails = (records(select(ordered, status=name)) for name in ("ok", "oom"))
+        fits, fails = (records(select(ordered, status=s)) for s in (["ok"], ["oom", "unsupported"]))
         numbers: dict[str, Any] = {}
         if fits:
             numbers |= {"longest_context": fits[-1]["context"], "longest_peak": fits[-1]["value"]}
@@ -170,7 +174,7 @@ TABLES = {
         **ACROSS,
     ),
     "front_parts": Table(
-        title="What exists at the peak of that step",
+        title="Composition of the peak of that step",
         rows=["part"],
         where=STEP,
         data=largest,
@@ -227,7 +231,7 @@ TABLES = {
         columns={"{context}": quantity("phase_of_peak", "text")},
     ),
     "composition": Table(
-        title="What exists at the peak (GiB), {at}",
+        title="Composition of the peak (GiB), {at}",
         rows=["run", "context"],
         where=TIMELINE,
         data=lambda rows: _at(select(rows, size=list(largest(rows)["size"])[:1]), "precision"),

@@ -23,7 +23,7 @@ NAMES = {
     "tiling": "Tiling",
 }
 PANELS = {
-    "divergence": ("time, 1 branch = 1, by branches", "relative_time"),
+    "divergence": ("time relative to one branch, by number of branches", "relative_time"),
     "precision": ("TFLOP/s by side of the matrices", "rate"),
     "fusion": ("GB/s by columns (GELU chain)", "bandwidth"),
     "recomputation": ("MiB kept for backward, by depth", "saved_mib"),
@@ -114,9 +114,8 @@ def _roof(rows: Rows, limits: dict[str, float]) -> Rows:
 
 TABLES = {
     "pairs": Table(
-        title="A pair of programs per principle, differing in that alone (tiles also in "
-        "warps and stages); ceiling: the "
-        "machine's matmul or copy, measured separately",
+        title="A pair of programs per principle (tiles also differ in warps and stages); ceiling: "
+        "the machine's matmul or copy, measured separately, so good to several percent",
         rows=["principle"],
         columns={
             "without": quantity("time", "text", "variant", pair="without"),

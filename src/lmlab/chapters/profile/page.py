@@ -20,7 +20,7 @@ FIGURES = figures_page.FIGURES
 
 RUN = ["source", "mode"]
 MATMULS = {"matmul_tensor_core": "tensor", "matmul_simt": "SIMT", "matmul": "unknown"}
-PASSES = ("forward", "backward", "optimizer")
+PHASES = ("forward", "backward", "optimizer")
 # Sums over kernels; all other times come from the timeline and include gaps or host time.
 SUMS = ["total_time", "family_total_time", "kernel_total_time", "part_total_time"]
 # A timeline agrees with the clock within this; beyond it the profiler has slowed the host.
@@ -43,19 +43,19 @@ def derive(rows: Rows, results: Results) -> Rows:
     read_off = (rows["clock"] == "device") & ~rows["quantity"].isin(SUMS)
     rows = _shares(rows.assign(clock=rows["clock"].mask(read_off, "timeline")))
     for name in ("span", "busy"):
-        parts = {"profiled": _of(f"{name}_time", mode="forward", phase="total"), "wall": WALL}
+        parts = {"profiled": _where(f"{name}_time", mode="forward", phase="total"), "wall": WALL}
         rows = combine(rows, f"{name}_to_wall", parts, lambda p: p.profiled / p.wall)
-    idle = {"late": _of("host_late_gap_time"), "span": _of("span_time", phase="total")}
+    idle = {"late": _where("host_late_gap_time"), "span": _where("span_time", phase="total")}
     rows = combine(rows, "host_bound_share", idle, lambda p: p.late / p.span, on=RUN)
     # The end-to-end chapter times the same forward pass in a separate process.
     forward = _end_to_end(results, mode="forward", phase="forward")
-    rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _at(forward, f))
-    passes = {name: _of("span_time", mode="train_step", phase=name) for name in PASSES}
+    rows = derived(rows, "to_end_to_end", WALL, lambda f: f.value / _aligned(forward, f))
+    passes = {name: _where("span_time", mode="train_step", phase=name) for name in PHASES}
     rows = combine(rows, "backward_to_forward", passes, lambda p: p.backward / p.forward)
     rows = _utilization(rows, results)
     rows = _attention(rows, results.value(chapter="machine", quantity="copy_bandwidth"))
     names = zip(rows["kernel"], rows["family"], strict=True)
-    return naming_batches(rows.assign(shown=[kernel_name(*each) for each in names]))
+    return naming_batches(rows.assign(display_name=[kernel_name(*each) for each in names]))
 
 
 def _end_to_end(results: Results, **where: str) -> Any:
@@ -69,13 +69,14 @@ def _utilization(rows: Rows, results: Results) -> Rows:
     """A training step's utilization as a product: its matmul kernels' share of peak, their share
     of device time, and device time as a share of wall time."""
     step = {"mode": "train_step"}
-    total = _of("total_time", phase="total", **step)
-    work = {"ms": total, "share": _of("matmul_share", **step), "flops": _of("matmul_flops", **step)}
+    total = _where("total_time", phase="total", **step)
+    work = {"ms": total, **{n: _where(f"matmul_{n}", **step) for n in ("share", "flops")}}
     rows = combine(rows, "matmul_rate", work, lambda p: p.flops / (p.share * p.ms) / 1e9)
     rows = with_share(rows, "share_of_peak", results, "stated_matmul_rate", "matmul_rate")
     wall = _end_to_end(results, phase="total", **step)
-    rows = derived(rows, "device_share", total, lambda f: f.value / _at(wall, f))
-    parts = {name: _of(name, **step) for name in ("share_of_peak", "matmul_share", "device_share")}
+    rows = derived(rows, "device_share", total, lambda f: f.value / _aligned(wall, f))
+    names = ("share_of_peak", "matmul_share", "device_share")
+    parts = {name: _where(name, **step) for name in names}
     return combine(rows, "utilization", parts, lambda p: p.prod(axis=1))
 
 
@@ -87,37 +88,37 @@ def kernel_name(kernel: Any, family: Any) -> Any:
     return " ".join([library[0].lower(), tile[1], *(layout.groups() if layout else ())])
 
 
-def _of(name: str, **labels: Any) -> dict[str, Any]:
+def _where(name: str, **labels: Any) -> dict[str, Any]:
     return {"quantity": name, **labels}
 
 
-def _at(values: Any, found: Rows) -> Any:
+def _aligned(values: Any, found: Rows) -> Any:
     return values.reindex(pd.MultiIndex.from_frame(found[values.index.names])).to_numpy()
 
 
 def _shares(rows: Rows) -> Rows:
     """Families and kernels as shares of a run's device time; `kernel_share` leaves copies, which
     are not kernels, out of the total, as nsys does."""
-    kernel, run = _of("kernel_total_time"), _of("total_time", phase="total")
+    kernel, run = _where("kernel_total_time"), _where("total_time", phase="total")
     total = select(rows, **run).set_index(RUN)["value"]
     copies = select(rows, **kernel, rank=pd.isna).set_index(RUN)["value"]
     kernels = total - copies.reindex(total.index).fillna(0)
-    family = _of("family_total_time")
-    rows = derived(rows, "family_share", family, lambda f: f.value / _at(total, f))
-    rows = derived(rows, "share_of_run", kernel, lambda f: f.value / _at(total, f))
+    family = _where("family_total_time")
+    rows = derived(rows, "family_share", family, lambda f: f.value / _aligned(total, f))
+    rows = derived(rows, "share_of_run", kernel, lambda f: f.value / _aligned(total, f))
     ranked = {**kernel, "rank": pd.notna}
-    rows = derived(rows, "kernel_share", ranked, lambda f: f.value / _at(kernels, f))
+    rows = derived(rows, "kernel_share", ranked, lambda f: f.value / _aligned(kernels, f))
     matmuls = select(rows, quantity="family_share", family=list(MATMULS))
     added = matmuls.groupby(RUN, sort=False)["value"].sum().reindex(total.index).fillna(0)
-    return derived(rows, "matmul_share", run, lambda f: _at(added, f))
+    return derived(rows, "matmul_share", run, lambda f: _aligned(added, f))
 
 
 def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
     """Add ratios and rates of attention's parts, if any were recorded."""
     if "part" not in rows:
         return rows
-    ms = {part: _of("part_total_time", part=part) for part in PARTS}
-    flops = {part: _of("flops", part=part) for part in PARTS}
+    ms = {part: _where("part_total_time", part=part) for part in PARTS}
+    flops = {part: _where("flops", part=part) for part in PARTS}
     for name, parts, value in (
         ("softmax_to_matmuls", ms, lambda p: p.softmax / (p.scores + p.output)),
         ("flops_to_matmuls", flops, lambda p: p.softmax / (p.scores + p.output)),
@@ -125,18 +126,18 @@ def _attention(rows: Rows, copy_bandwidth: float | None) -> Rows:
         ("pointwise_share", ms, lambda p: (p.softmax + p.scale_and_mask) / p.sum(axis=1)),
     ):
         rows = combine(rows, name, parts, value)
-    time_of, on = _of("part_total_time"), ["source", "part"]
+    time_of, on = _where("part_total_time"), ["source", "part"]
     whole = select(rows, **time_of).groupby("source")["value"].sum()
     rows = derived(rows, "part_share", time_of, lambda f: f.value / f.source.map(whole))
-    cost = {"ms": time_of, "flops": _of("flops"), "bytes": _of("traffic")}
+    cost = {"ms": time_of, "flops": _where("flops"), "bytes": _where("traffic")}
     rows = combine(rows, "rate", cost, lambda p: p.flops / p.ms / 1e9, on=on)
     rows = combine(rows, "bandwidth", cost, lambda p: p.bytes / p.ms / 1e6, on=on)
     # A softmax reads and writes every score once in each layer.
-    moved = _of("traffic", part="softmax")
+    moved = _where("traffic", part="softmax")
     rows = derived(rows, "scores_bytes", moved, lambda f: f.value / 2 / f.num_layers)
     if copy_bandwidth is None:
         return rows
-    bandwidth = _of("bandwidth", part="softmax")
+    bandwidth = _where("bandwidth", part="softmax")
     return derived(rows, "share_of_copy", bandwidth, lambda f: f.value / copy_bandwidth)
 
 
@@ -149,7 +150,7 @@ def at_longest(rows: Rows) -> Rows:
     """The rows of each size and precision at the longest context that was recorded for it."""
     run = ["size", "precision"]
     longest = select(rows, quantity="profiler_version").groupby(run)["context"].max()
-    return rows[rows["context"].to_numpy() == _at(longest, rows)]
+    return rows[rows["context"].to_numpy() == _aligned(longest, rows)]
 
 
 def other_kernels(rows: Rows) -> Rows:
@@ -173,7 +174,7 @@ ATTENTION = {**PART_TIMES, "softmax / matmuls, time": quantity("softmax_to_matmu
 def _top_kernel(mode: str, title: str = "{}") -> dict[str, Any]:
     where: Any = {"rank": 1, "mode": mode}
     return {
-        title.format("kernel"): quantity("kernel_instances", "text", "shown", **where),
+        title.format("kernel"): quantity("kernel_instances", "text", "display_name", **where),
         title.format("calls"): quantity("kernel_instances", "integer", **where),
         title.format("share"): quantity("kernel_share", "percent", **where),
     }
@@ -214,7 +215,7 @@ TABLES = {
         title="Training step on the device's timeline: first to last kernel, {precision}",
         where={"mode": "train_step"},
         columns={
-            **{f"{name} (ms)": quantity("span_time", "ms", phase=name) for name in PASSES},
+            **{f"{name} (ms)": quantity("span_time", "ms", phase=name) for name in PHASES},
             "backward / forward": quantity("backward_to_forward", "times"),
         },
         **BY_CONTEXT,

@@ -30,11 +30,11 @@ TABLES = {
         "the step",
         {
             "optimizer state": quantity("memory", "GiB", category="optimizer_state"),
-            "allocated": quantity("most_allocated", "GiB"),
+            "allocated": quantity("max_allocated", "GiB"),
             "peak, forward and backward": quantity(
-                "most_peak_memory", "GiB", phase="forward_backward"
+                "max_peak_memory", "GiB", phase="forward_backward"
             ),
-            "peak, optimizer step": quantity("most_peak_memory", "GiB", phase="optimizer"),
+            "peak, optimizer step": quantity("max_peak_memory", "GiB", phase="optimizer"),
             "optimizer (ms)": time(phase="optimizer"),
             "step (ms)": time(phase="total"),
         },
@@ -59,7 +59,7 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    shared, rows = rank_page.group_facts(chapter), rank_page.of_lead(chapter.own.rows)
+    shared, rows = rank_page.group_facts(chapter), rank_page.lead_rows(chapter.own.rows)
     memory = rank_page.memory_facts(rows, NAMES)
     if memory["allocated"][OURS] is None:
         return {**shared, "ranks": None}
