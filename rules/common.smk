@@ -155,7 +155,7 @@ def on_each_node(wildcards, output):
 
 
 def torchrun(chapter):
-    """torchrun options, unrecorded: the endpoint moves no number; the point has the node count."""
+    """torchrun options, unrecorded: the endpoint affects no result; the point has the node count."""
     return lambda wildcards, output: " ".join(
         torchrun_args(point_at(chapter, wildcards), STUDY.ranks)
     )
@@ -266,7 +266,7 @@ onstart:
         stop(error)
     # Not known any earlier: on a cluster, this machine is not the one that measures.
     if workflow.non_local_exec:
-        # Queue time does not count against the budget, and an allocation has its own time limit.
+        # No budget: time in the queue would count against it, and an allocation has its own limit.
         os.environ.pop(budget.VARIABLE, None)
         if config["machine"] == "auto":
             raise WorkflowError(

@@ -63,7 +63,7 @@ class LogHandler(LogHandlerBase):
         text = self.format(record) if as_it_is else self._progress(event, fields)
         if INTERRUPT in text and not self.in_full:
             text, self.interrupted = INTERRUPTED, True
-        # A failed shell command, printed in full; the line of the job says why it failed.
+        # Skip SHELL_FAILED, which repeats the whole command; the line of the job gives the reason.
         if text not in EMPTY and (self.in_full or not text.startswith(SHELL_FAILED)):
             print(text, file=sys.stderr, flush=True)
 

@@ -27,7 +27,7 @@ MACHINE = "nvidia-h200"
 MEASURED = ROOT / "results" / MACHINE / "end_to_end"
 SNAKEMAKE = ["snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1"]
 COMMANDS = {
-    "plan, nothing measured": [*SNAKEMAKE, "-n", "--config", "measure=always"],  # before all others
+    "plan, nothing measured": [*SNAKEMAKE, "-n", "--config", "measure=always"],  # first: no results
     "status": ["lmlab", "status"],
     "plan, all measured": [*SNAKEMAKE, "-n"],
     "page": [*SNAKEMAKE, "report/writeup.md"],

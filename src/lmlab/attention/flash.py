@@ -3,9 +3,9 @@
 Scores are computed, used and dropped on chip, so memory grows linearly with the sequence and time
 goes into matmuls instead of moving scores; see `lmlab.kernels`.
 
-- Head dimensions up to 256 (padded on chip to a power of two); any sequence length, which may
-  differ between queries and keys. The causal mask is aligned at the bottom right: the last query
-  sees all keys, as decoding with a KV cache requires.
+- Head dimensions up to 256 (padded on chip to a power of two); sequences of any length, not
+  necessarily equal for queries and keys, but not empty. The causal mask is aligned at the bottom
+  right: the last query sees all keys, as decoding with a KV cache requires.
 - fp32, fp16 and bf16; under autocast, its dtype. fp32 matmuls have fp32 accuracy unless TF32 is
   enabled through PyTorch's own settings. Results are deterministic.
 - On a CPU the kernels run in Triton's interpreter, for correctness only. Tensors on the "meta"

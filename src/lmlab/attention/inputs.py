@@ -47,7 +47,7 @@ def _same_leading(q: Tensor, k: Tensor) -> bool:
 
 
 def check_causal_lengths(queries: int, keys: int) -> None:
-    """Raise for fewer keys than queries, where a bottom-right causal mask is undefined."""
+    """Raise for fewer keys than queries: a bottom-right mask would leave queries without keys."""
     if queries > keys:
         raise AttentionInputError(
             f"causal attention needs at least as many keys as queries, got {queries} queries"

@@ -244,7 +244,7 @@ MEMORY_FIGURE = Figure(
 
 
 def overlap_timeline(panels: Callable[[Rows], Mapping[str, str]]) -> Figure:
-    """Timeline of computation, communication and copies on rank 0; one panel per variant."""
+    """Timeline of compute, communication and copies on rank 0; `panels` maps variants to titles."""
 
     def data(results: Results) -> Rows:
         profiled = lead_payload(results, "intervals_ms")

@@ -67,7 +67,7 @@ def shell_status(status: int) -> int:
 
 
 def run_as_program(run: Callable[[], int]) -> int:
-    """Run a script; user errors and a full disk end in one line instead of a traceback."""
+    """Run a script and return its exit status; user errors and a full disk are one line each."""
     try:
         status = run()
     except (ValueError, OSError) as error:

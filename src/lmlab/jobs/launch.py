@@ -139,7 +139,7 @@ def run_torchrun(command: Sequence[str], point: Point, errors: Path) -> tuple[in
 
 
 def rank_environment(point: Point, errors: Path) -> dict[str, str]:
-    """Environment of the ranks: PATH, threads per rank, log folders, loopback on a single node."""
+    """Environment of the ranks: our torchrun first, cores shared evenly, loopback on one node."""
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks_per_node(point))),

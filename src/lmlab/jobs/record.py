@@ -63,7 +63,7 @@ class Record:
 
 
 def write(result: Result, out: Path) -> int:
-    """Write a result and print its headline; an invalid one is recorded as a failure instead."""
+    """Write a result and print its headline; if it is invalid or too large, write a failure."""
     try:
         result.write(out)
     except NotWritten:  # a full disk does not make the result invalid

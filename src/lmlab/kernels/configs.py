@@ -101,7 +101,7 @@ def orient(direction: Direction, a: int, b: int) -> tuple[int, int]:
 
 
 def q_slots(tiles: Tiles, block_d: int) -> int:
-    """Q buffers per consumer of the warp-specialized forward: two to prefetch, if they fit."""
+    """Q buffers per consumer of the warp-specialized forward: two if the next tile fits too."""
     return 2 if tiles.persistent and block_d <= 128 else 1
 
 

@@ -54,7 +54,7 @@ def loss_forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Store each row's maximum and sum of exponentials in a tile, and the target logits in it."""
+    """Store maximum and sum of exponentials of each row of a tile, and the target logits in it."""
     logits, rows, columns, column = logits_tile(
         hidden, weight, tokens, words, depth, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, EVEN_K
     )
@@ -75,7 +75,7 @@ def loss_backward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradient of the mean loss with respect to the logits of words from `first_word`."""
+    """Store the logits' gradient, (softmax - onehot) / tokens, for a chunk from `first_word`."""
     logits, rows, columns, _ = logits_tile(
         hidden, weight, tokens, words, depth, BLOCK_M, BLOCK_N, BLOCK_K, GROUP, EVEN_K
     )

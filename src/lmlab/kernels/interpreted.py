@@ -1,11 +1,11 @@
 """The kernels on a CPU: Triton's interpreter, chosen per tensor instead of per process.
 
 Triton decides at import, from TRITON_INTERPRET, whether to compile or interpret all decorated
-functions, including its own library (`tl.max`, `tl.sum`), so a process could run kernels either on
-a GPU or on a CPU. Both are needed: tests compare the two, and kernels must also work on CPU tensors
-and without a GPU. So an interpreted copy of a kernel is made when it is first needed: a copy of its
-module's globals in which every kernel function is interpreted. During a launch, the two library
-functions that the kernels use are interpreted as well.
+functions, including its own library (`tl.max`, `tl.sum`), so a process could run kernels on a GPU
+or on a CPU, not on both. Both are needed: tests compare the two, and kernels must work on CPU
+tensors and without a GPU. So an interpreted copy of a kernel is made when it is first needed: a
+copy of its module's globals in which every kernel function is interpreted. During a launch, the two
+library functions that the kernels use are interpreted as well.
 
 The interpreter is for correctness only: it runs one program after the other in NumPy.
 """

@@ -149,7 +149,7 @@ def _plan_and_run(
 
 
 def compiled_kernel(inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles) -> Any:
-    """The compiled kernel of a cached call with the most shared memory; None if interpreted.
+    """The compiled kernel with the most shared memory in a cached call; None if interpreted.
 
     `inputs` are those of `repeat`.
     """

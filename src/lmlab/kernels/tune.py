@@ -93,7 +93,7 @@ def _is_sensible(problem: Problem, tiles: Tiles) -> bool:
 
 
 def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
-    """Tiles for the Hopper kernels that do not run out of registers."""
+    """Tiles for the Hopper kernels for which registers suffice."""
     is_forward, is_wide = problem.direction == "forward", problem.head_dim > 128
     resident = [128, 192] if is_forward and problem.head_dim <= 64 else [128]
     streamed = ([64] if is_wide else [64, 128]) if is_forward else [32, 64] if is_wide else [64]
@@ -182,7 +182,7 @@ def of_length(problem: Problem, length: int) -> Problem:
 
 
 def problems(like: Problem, lengths: Sequence[int]) -> Iterator[Problem]:
-    """The grid: for each length, the head counts that come closest to BLOCKS_PER_SM from below."""
+    """The grid: for each length, ascending head counts (at least 1) up to BLOCKS_PER_SM."""
     for length in sorted(set(lengths)):
         counts = {max(1, int(n * like.gpu.num_sms * BLOCK_ROWS / length)) for n in BLOCKS_PER_SM}
         for count in sorted(counts):

@@ -1,8 +1,8 @@
 """Measured ceilings: the fastest matrix product and the fastest copy on this machine.
 
 A datasheet quotes the rate at the highest clock; under load, power and temperature limit it (a good
-H200 reaches about 80 % of its bf16 peak). Share of measured ceiling is therefore the fairer metric
-for a model, and the only one on a machine without a known peak.
+H200 reaches about 80 % of its bf16 peak). The share of a measured ceiling is therefore the fairer
+metric for a model, and the only one on a machine without a known peak.
 
 Matrix products use random operands, never zeros: bits that do not flip use less power, the clock
 stays higher and the same product measures up to a fifth faster. Copy bandwidth counts both the read

@@ -4,7 +4,7 @@ It must be the same in every process (the workflow while it is parsed, each job,
 not change with a driver or library update, and must be cheap, because every parse of the workflow
 computes it. It is made from the GPU's marketing name as the driver reports it, `NVIDIA H200` ->
 `nvidia-h200`, or without a GPU from the CPU's, `cpu-amd-epyc-7763`. Two machines with the same
-model share an id on purpose: their results are meant to be comparable.
+GPU (or CPU) model share an id on purpose: their results are meant to be comparable.
 
 GPUs are found through NVML, without torch or CUDA. A GPU that the installed PyTorch cannot use (a
 build without CUDA) would make every job fail, so PyTorch's version file is checked too, as text.
@@ -65,7 +65,7 @@ def slug(name: str) -> str:
 
 
 def cpu_name() -> str:
-    """The CPU: cpuinfo's model name, the Arm core of that number, or the architecture."""
+    """The CPU: cpuinfo's model name, an Arm core looked up by number, or the architecture."""
     cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
     fields = dict(re.findall(r"^([^\t:\n]+?)\s*:[ \t]*(.*)$", cpuinfo, re.MULTILINE))
     if fields.get("model name", "").strip():

@@ -10,7 +10,7 @@ carry that drift in their ratio; interleaved variants share it. Every round time
 and comparisons use the ratio within a round. The order changes from round to round, because each
 variant affects caches and allocator for the next: every round starts one variant later, and every
 second round runs backwards. With an even number of variants only every second one ever comes first,
-and two variants keep their order. Warm-up rounds run in the same loop and are discarded.
+and with two variants the order never changes. Warm-up rounds run in this loop and are discarded.
 """
 
 import statistics

@@ -137,7 +137,7 @@ class _DuringBackward(DataParallel):
         self._started = len(self.buckets)
 
     def finish_gradient_synchronization(self) -> None:
-        """Wait for buckets in flight, and send any that no backward has sent."""
+        """Wait for buckets in flight; if no backward has sent all of them, send all first."""
         check_still_frozen(self._frozen)
         if self._started < len(self.buckets):
             self._started = 0

@@ -1,9 +1,9 @@
 """Sharded matrices, and groups of them that are communicated together.
 
 Each rank keeps some rows of a matrix as a parameter (`shard`, what the optimizer sees). For
-communication, shards are padded to the same number of rows and concatenate to the matrix in rank
-order. Autograd saves the weight that a layer computed with, and so would keep every gathered matrix
-alive from forward to backward. Therefore the full matrix is a single tensor (`full`, the leaf that
+communication, shards are padded to the same number of rows; in rank order they form the matrix.
+Autograd saves the weight that a layer computed with, and so would keep every gathered matrix alive
+from forward to backward. Therefore the full matrix is a single tensor (`full`, the leaf that
 autograd knows) whose storage is resized to zero after use and refilled before backward reaches the
 layer. It is written through an alias (`padded`, which includes the padding) with its own version
 counter; otherwise autograd would report an in-place modification.
@@ -12,7 +12,7 @@ With one message per matrix, a Transformer would mostly wait on latency, so matr
 close together share messages:
 
     gather           shards are packed into one message; each matrix is then copied out of the
-                     receive buffer, where the shards of all matrices are interleaved by rank
+                     receive buffer, which holds the shards of all matrices rank by rank
     reduce-scatter   gradients are packed by destination rank; a rank receives its rows of each
 
 A group of one matrix is sent and received in place, without copies.

@@ -108,7 +108,7 @@ class Scheduler:
                 )
 
     def begin_forward(self) -> None:
-        """Free weights that an earlier forward gathered but did not use: they may be stale."""
+        """Free weights still gathered from an earlier forward: they may be stale."""
         if not in_backward():
             self._order.begin_forward()
             self.free_idle()

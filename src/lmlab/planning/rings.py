@@ -7,6 +7,6 @@ and sums what it receives: half the steps, n / 2 times the bytes.
 
 
 def all_reduce(ranks: int) -> dict[str, tuple[int, float]]:
-    """Sequential messages per rank, and bytes that it sends per byte of the tensor."""
+    """Sequential messages of each rank, and bytes that it sends per byte of the tensor."""
     others = ranks - 1
     return {"ring": (2 * others, 2 * others / ranks), "whole tensors": (others, float(others))}

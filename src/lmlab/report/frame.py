@@ -144,7 +144,7 @@ def candidates(rows: Rows, **where: Any) -> Rows:
 
 def _matching(rows: Rows, where: Mapping[str, Any], lenient: npt.NDArray[np.bool_]) -> Rows:
     left = np.arange(len(rows))
-    # Most selective condition first: comparing objects is slow.
+    # The quantity first, which few rows match: comparing objects is slow.
     for key, wanted in sorted(where.items(), key=lambda condition: condition[0] != "quantity"):
         if key not in rows:
             left = left[lenient[left]]

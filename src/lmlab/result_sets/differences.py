@@ -65,8 +65,8 @@ class Differences:
         return counts.assign(pairs=groups.size(), geomean=means).reset_index()
 
     def significant(self) -> Rows:
-        """Times and rates that differ after correction for the number of pairs: one in twenty of
-        these is expected to be a false positive (Benjamini and Hochberg)."""
+        """Times and rates that differ after correction for the number of pairs: at most one in
+        twenty of these is expected to be a false positive (Benjamini and Hochberg)."""
         from scipy.stats import false_discovery_control  # takes a second to import
 
         times = self.pairs[~self.pairs["quantity"].isin(MEMORY) & ~self.pairs["identical"]]

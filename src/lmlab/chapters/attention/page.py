@@ -385,7 +385,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
 
 
 def failed_at(rows: Rows, topic: str) -> dict[str, dict[str, Any]]:
-    """Per variant: the sizes at which it failed, at some context or at all, and one reason."""
+    """Per variant: the sizes at which it failed, at some or all contexts, and one reason."""
     failed = select(rows, topic=topic, status="failed")
     return {
         str(name): {"sizes": list(dict.fromkeys(mine["size"])), "reason": mine.iloc[0]["reason"]}

@@ -113,7 +113,7 @@ def measure_time(point: Point, device: torch.device, names: list[str]) -> list[R
         step = step_with(OPTIMIZERS[OURS](model.module.parameters()), model, work)
         return lambda: step(PhaseClock(device))
 
-    # In all-reduces: one for the gradients, and a broadcast of the parameters is half of one.
+    # In units of an all-reduce: one for the gradients, half for broadcasting the parameters.
     limit_s = point.settings["step_limit_s"]
     workload, choice = choose(
         point, device, purpose="time", limit_s=limit_s, messages=1.5, trial=trial

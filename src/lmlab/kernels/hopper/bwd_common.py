@@ -1,9 +1,9 @@
 """Shared parts of the warp-specialized backward kernels for Hopper.
 
 Every backward kernel keeps 64-row tiles of two tensors resident per consumer warpgroup and streams
-blocks of the two others through a ring of STAGES buffers: dK and dV keep K and V resident and
-stream Q and dO; dQ does the reverse. In shared helpers, `a` stands for the operands of S (Q and K),
-`b` for those of dP (dO and V), and BLOCK for the number of streamed rows (BLOCK_M or BLOCK_N).
+blocks of the two others through a ring of STAGES buffers: for dK and dV, K and V are resident and
+Q and dO streamed; for dQ it is the reverse. In shared helpers, `a` stands for the operands of S
+(Q and K), `b` for those of dP (dO and V), and BLOCK for the streamed rows (BLOCK_M or BLOCK_N).
 
 For each block a consumer issues S and dP together, computes P while dP is still in flight, and dS
 while dV is. All products of a block finish before the next block begins: if one stays in flight

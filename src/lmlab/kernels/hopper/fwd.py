@@ -303,7 +303,7 @@ def flash_fwd_hopper_kernel(
     q_tiles = gl.allocate_shared_memory(q.dtype, q_shape, q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], v.layout)
-    # Full and empty barriers for each slot of Q and stage of K and V, and one for each turn.
+    # Full and empty barriers per slot of Q and stage of K and V, and one for each consumer's turn.
     q_full, q_empty = alloc_barriers(CONSUMERS * SLOTS, 1), alloc_barriers(CONSUMERS * SLOTS, 1)
     k_full, k_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)
     v_full, v_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)

@@ -74,7 +74,7 @@ def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
     """Number of programs, and of heads scheduled together.
 
     Persistent programs share the work evenly if the tiles of the heads scheduled together make an
-    even number of waves. With the fewest such heads, the L2 holds most of their K and V.
+    even number of waves. The fewest such heads have the largest share of their K and V in the L2.
     """
     num_sms = problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)

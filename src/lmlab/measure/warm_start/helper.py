@@ -119,7 +119,7 @@ def _clean_up() -> None:
 
 
 def _fork(do: Callable[[], None], *closed: socket.socket) -> int:
-    """Fork a child that runs `do` without the `closed` sockets and exits with 1; its pid."""
+    """Fork a child that closes the given sockets, runs `do` and exits with 1; returns its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -189,8 +189,8 @@ def _status(name: str, arguments: list[str]) -> int:
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         module = importlib.import_module(name)
-        # `__main__` keeps its own name: its pickles can be loaded, and a process that
-        # multiprocessing spawns imports the job and not the code around it.
+        # The job's module becomes `__main__` but keeps its name: its pickles can be loaded, and a
+        # process that multiprocessing spawns imports the job and not the code around it.
         sys.modules["__main__"] = module
         sys.argv = [str(module.__file__), *arguments]
         sys.exit(module.main(arguments))

@@ -50,7 +50,7 @@ class Forward:
             return self.block(self.x)
 
     def backward(self) -> int:
-        """Run forward and backward, drop the gradients, and return those of parameters in bytes."""
+        """Run forward and backward; return the bytes of parameter gradients, which are dropped."""
         output = self()
         output.backward(torch.ones_like(output))
         found = [p.grad.untyped_storage().nbytes() for p in self.parameters if p.grad is not None]

@@ -1,6 +1,6 @@
 """Six principles of fast GPU code, one module each.
 
-Each is shown by a pair of small programs that differ in nothing else.
+Each is shown by a pair of small programs, one that follows it and one that does not.
 """
 
 from functools import partial
