@@ -39,7 +39,7 @@ def warm_helpers() -> Iterator[str]:
     """LMLAB_RUNTIME_DIR for a test's own warm helpers, which end with it."""
     command = [sys.executable, "-m", "lmlab.measure.warm_start", "--stop"]
     # In /tmp, because the address of a socket has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="lmlab-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory("", "lmlab-", "/tmp", ignore_cleanup_errors=True) as folder:
         try:
             yield folder
         finally:

@@ -15,7 +15,7 @@ import pytest
 from lmlab.report.text import slug
 from lmlab.study.files import ROOT, TEMPLATES
 from tests.processes import files_in_git
-from tests.project import config, report
+from tests.project import GOLDEN_RESULTS, config, report
 
 GOLDEN = ROOT / "tests" / "golden"
 H200 = Path("docs/nvidia-h200")
@@ -62,6 +62,14 @@ def test_a_small_cpu_study(tmp_path: Path) -> None:
             (GOLDEN / "report" / name).parent.mkdir(parents=True, exist_ok=True)
             (GOLDEN / "report" / name).write_text(text)
     assert pages(made) == pages(GOLDEN / "report")
+
+
+@pytest.mark.parametrize("chapter", ["machine", "end_to_end", "attention"])
+def test_a_chapter_without_results_costs_no_other_part(tmp_path: Path, chapter: str) -> None:
+    shutil.copytree(GOLDEN_RESULTS, tmp_path / "less" / "cpu-golden")
+    for path in (tmp_path / "less" / "cpu-golden").glob(f"{chapter}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert render(tmp_path, tmp_path / "less", "cpu-golden", "cpu", "nano", "report").exists()
 
 
 def test_the_front_page_is_short() -> None:

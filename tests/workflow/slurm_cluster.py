@@ -126,19 +126,29 @@ class Cluster:
 @contextlib.contextmanager
 def running_cluster(folder: Path) -> Iterator[Cluster]:
     """Start a cluster and wait until its node is idle; on exit, cancel jobs and stop daemons."""
-    cluster, logs = Cluster(folder), f"(logs: {folder}/*.log)"
+    cluster = Cluster(folder)
     _write_files(folder)
-    with contextlib.ExitStack() as daemons:
+    with _logs_shown(folder), contextlib.ExitStack() as daemons:
         for words in _daemons(folder):
             daemons.enter_context(_daemon(words, folder))
             if words[0].endswith("munged"):
-                wait_until((folder / "munge.socket").exists, f"munged {logs}")
-        wait_until(lambda: _is_idle(cluster), f"the node {logs}")
+                wait_until((folder / "munge.socket").exists, "munged")
+        wait_until(lambda: _is_idle(cluster), "the node")
         try:
             yield cluster
         finally:
             cluster.ask("scancel", "--user", USER)
-            wait_until(lambda: not cluster.ask("squeue", "-h"), f"the end of all jobs {logs}")
+            wait_until(lambda: not cluster.ask("squeue", "-h"), "the end of all jobs")
+
+
+@contextlib.contextmanager
+def _logs_shown(folder: Path) -> Iterator[None]:
+    """Print the ends of the daemons' logs if something is not as expected."""
+    try:
+        yield
+    except AssertionError:
+        print(*(log.read_text()[-2000:] for log in sorted(folder.glob("*.log"))), sep="\n")
+        raise
 
 
 def _write_files(folder: Path) -> None:

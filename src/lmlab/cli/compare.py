@@ -8,6 +8,7 @@ records differ, the largest differences, and what only one set has.
 
 import argparse
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
 from lmlab.report.frame import FIELDS, Rows
-from lmlab.report.text import MIB, number
+from lmlab.report.text import DASH, MIB, number
 from lmlab.report.verdict import SLOWER
 from lmlab.result_sets.differences import COUNTED, Differences, differences
 from lmlab.result_sets.sets import MEMORY, ResultSet, load_set
@@ -47,8 +48,7 @@ def command(arguments: argparse.Namespace) -> int:
         return 0
     lost = found.lost()
     for row in lost.itertuples():
-        what = f"{row.chapter} {row.point}: {row.other_reason}"
-        print(f"{row.other_status} in B: {what}", file=sys.stderr)
+        print(f"{row.other_status} in B: {row.file}: {row.other_reason}", file=sys.stderr)
     if lost.empty and set(found.pairs["quantity"]) <= set(MEMORY):
         raise ValueError("--fail-if-slower: the sets have no times that can be compared")
     return gate(found.significant(), arguments.gate) or int(not lost.empty)
@@ -111,7 +111,8 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
     table = [["chapter, clock or memory", "both", *COUNTED, "geometric mean"]]
     for row in found.chapters().to_dict("records"):
         counts = [str(row[name]) for name in ("pairs", *COUNTED)]
-        table.append([f"{row['chapter']}, {row['clock']}", *counts, f"{row['geomean']:.3f}x"])
+        mean = f"{row['geomean']:.3f}x" if math.isfinite(row["geomean"]) else DASH
+        table.append([f"{row['chapter']}, {row['clock']}", *counts, mean])
     yield from aligned(table)
     largest = found.largest(LARGEST)
     for chapter in dict.fromkeys(found.pairs["chapter"]):
@@ -142,7 +143,7 @@ def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str
         "differs": found.differs,
         "other_work": found.other_work,
         "chapters": json_rows(found.chapters()),
-        "pairs": json_rows(found.pairs.rename(columns={"bound_a": "pace_a", "bound_b": "pace_b"})),
+        "pairs": json_rows(found.pairs),
         "only": {side: json_rows(rows) for side, rows in zip("ab", found.only, strict=True)},
     }
 

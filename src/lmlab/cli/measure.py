@@ -154,5 +154,4 @@ def _row(record: Mapping[str, Any]) -> list[str]:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns of equal width, the first left-aligned and the numbers right-aligned."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    line = "  ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
-    return [line.format(*row) for row in rows]
+    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]

@@ -106,7 +106,7 @@ def summary(states: Sequence[PointState]) -> str:
 def estimate(states: Sequence[PointState]) -> str:
     """How long measuring the missing and stale points will take, based on their last measurement
     with the same settings."""
-    due = [each for each in states if each.state == MISSING or each.due or each.needs_attention]
+    due = [each for each in states if each.state == MISSING or each.due or TORCH in each.counted]
     before = [each for each in due if {SETTINGS, SKIPPED}.isdisjoint(each.counted)]
     known = [each.elapsed_s + START_S for each in before if each.elapsed_s is not None]
     parts = [f"about {sum(known) / 60:.2g} min for {len(known)} measured before"] if known else []

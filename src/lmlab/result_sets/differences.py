@@ -94,10 +94,11 @@ def differences(
     ours, theirs = (rows[[*KEYS, *COMPARED]] for rows in chosen)
     both, other_work = _same_work(ours.merge(theirs, on=KEYS, suffixes=("_a", "_b")), first, second)
     known = {**first.facts, **second.facts} if first.files and second.files else {}
+    unlike = {f for f in first.files.keys() & second.files.keys() if _unlike(first, f, second, f)}
     facts = {key: (first.facts.get(key, "none"), second.facts.get(key, "none")) for key in known}
     return Differences(
         pairs=_judged(both, variation),
-        only=(_only(ours, theirs, b), _only(theirs, ours, a)),
+        only=(_only(ours, theirs, b, unlike), _only(theirs, ours, a, unlike)),
         differs={key: values for key, values in facts.items() if values[0] != values[1]},
         other_work=other_work,
         variation=variation,
@@ -132,6 +133,7 @@ def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, Variation]:
     """Variation between processes by bound; a wall class without replicates uses all wall times."""
     rows = pd.concat([rows.assign(set=index) for index, rows in enumerate(sets)])
     times = select(rows, status="ok", clock=["wall", "device"], **noise.replicates)
+    times = times[times["value"] > 0]
 
     def of(*bounds: str) -> Variation:
         found = select(times, bound=bounds)
@@ -145,19 +147,26 @@ def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, Variation]:
 def _same_work(
     both: Rows, first: ResultSet, second: ResultSet
 ) -> tuple[Rows, dict[str, tuple[Any, Any]]]:
-    """Drop pairs whose files disagree on a setting that both state, except how long to measure;
-    mark pairs that are one and the same measurement; also return the settings that differ."""
+    """Drop pairs whose files are `_unlike`; mark pairs that are one and the same measurement; also
+    return the settings that differ."""
     unlike: dict[str, tuple[Any, Any]] = {}
     wrong, copied = set(), set()
     for ours, theirs in set(zip(both["file_a"], both["file_b"], strict=True)):
-        mine, other = first.files[ours], second.files[theirs]
-        a, b = mine["settings"], other["settings"]
-        found = {k: (a[k], b[k]) for k in a.keys() & b.keys() - SAMPLING if a[k] != b[k]}
+        found = _unlike(first, ours, second, theirs)
         unlike |= found
         wrong |= {ours} if found else set()
-        copied |= {ours} if mine["identity"] == other["identity"] else set()
+        same = first.files[ours]["identity"] == second.files[theirs]["identity"]
+        copied |= {ours} if same else set()
     identical = both["file_a"].isin(copied) & (both["value_a"] == both["value_b"])
     return both.assign(identical=identical)[~both["file_a"].isin(wrong)], unlike
+
+
+def _unlike(
+    first: ResultSet, ours: str, second: ResultSet, theirs: str
+) -> dict[str, tuple[Any, Any]]:
+    """Settings on which two files disagree, except how long to measure."""
+    a, b = first.files[ours]["settings"], second.files[theirs]["settings"]
+    return {k: (a[k], b[k]) for k in a.keys() & b.keys() - SAMPLING if a[k] != b[k]}
 
 
 def _judged(both: Rows, variation: Mapping[str, Variation]) -> Rows:
@@ -193,8 +202,9 @@ def _p_value(ratio: float, error: float, df: float) -> float:
     return float(2 * stdtr(df, -abs(math.log(ratio)) / error))
 
 
-def _only(mine: Rows, theirs: Rows, other: Rows) -> Rows:
-    """Rows without a counterpart, and how the point or such a record failed in the other set."""
+def _only(mine: Rows, theirs: Rows, other: Rows, unlike: set[str]) -> Rows:
+    """Rows without a counterpart, and how the point or such a record failed in the other set,
+    unless that did other work."""
     alone = mine.merge(theirs[KEYS], on=KEYS, how="left", indicator=True)
     alone = alone[alone["_merge"] == "left_only"]
     failed = defaultdict(list)
@@ -202,7 +212,9 @@ def _only(mine: Rows, theirs: Rows, other: Rows) -> Rows:
         failed[row["chapter"]].append(({*row["point"].split()}, row["status"], row["reason"]))
     found = [
         next((why for some, *why in failed[chapter] if some <= {*point.split()}), ["missing", None])
-        for chapter, point in zip(alone["chapter"], alone["point"], strict=True)
+        if file not in unlike
+        else ["other work", None]
+        for chapter, point, file in alone[["chapter", "point", "file"]].itertuples(index=False)
     ]
     why = pd.DataFrame(found, alone.index, ["other_status", "other_reason"], dtype=object)
     return alone[[*KEYS, "file", "value"]].join(why)
