@@ -1,6 +1,6 @@
 """The software behind a number: versions that affect speed, and this project's commit.
 
-The commit identifies this project's code, and `dirty` tells whether tracked files were modified
+The commit identifies this project's code, and `dirty` says whether tracked files were modified
 (None if git could not tell). Files in results/ are ignored, or every measurement would mark the
 code as modified. A copy without its repository (a container, a node that received an archive) takes
 its commit from the environment variable LMLAB_COMMIT. Edits cannot be detected there, so such a

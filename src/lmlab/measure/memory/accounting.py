@@ -12,7 +12,7 @@ nvidia-smi and `memory_allocated` differ by gigabytes, and each layer in between
     = requested          bytes of tensors
 
 Reserved memory follows the peak and does not fall, so a device can show more in a step whose
-tensors take less. Two ranks on one GPU are two processes. NVML usually tells them apart; in a
+tensors take less. Two ranks on one GPU are two processes. NVML usually separates them; in a
 container it often cannot, and then only the device's total is known (`device_scope`). A CPU has no
 such layers, only the process's resident memory and the known tensors.
 """
