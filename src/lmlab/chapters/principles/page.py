@@ -23,7 +23,7 @@ NAMES = {
     "tiling": "Tiling",
 }
 PANELS = {
-    "divergence": ("time relative to one branch, by number of branches", "relative_time"),
+    "divergence": ("relative time by number of branches", "relative_time"),
     "precision": ("TFLOP/s by side of the matrices", "rate"),
     "fusion": ("GB/s by columns (GELU chain)", "bandwidth"),
     "recomputation": ("MiB kept for backward, by depth", "saved_mib"),
