@@ -61,7 +61,7 @@ def test_a_mode_has_a_peak_phases_categories_and_origins(outcome: Outcome, mode:
     curves = set(outcome.data[mode]["bytes"])
     assert ({"gradients", "optimizer_state"} <= curves) == (mode == "train_step")
     assert value_of(outcome, "stream_allocations", mode=mode) > 0
-    unknown = 0  # scratch that a library keeps looks like an activation without a line
+    unknown = 0  # in rare bf16 runs an allocation without a line counts as an activation
     for record in found(outcome, "allocation", mode=mode, phase="forward"):
         labels = record["labels"]
         assert labels["total_bytes"] == labels["count"] * record["value"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lmlab.jobs import staleness
+from lmlab.jobs.budget import SKIPPED_PREFIX
 from lmlab.jobs.registry import fingerprint
 from lmlab.jobs.staleness import PointState, estimate, missing_parts, state_of
 from lmlab.study.results import Result
@@ -70,6 +71,24 @@ def test_what_has_changed_since_makes_a_result_stale(
     assert (found.state, found.needs_attention) == (expected, stale)
     assert len(found.remarks) == bool(remark)
     assert remark in "".join(found.remarks)
+
+
+@pytest.mark.parametrize(
+    ("change", "due"),
+    [
+        ({}, False),
+        ({"code_fingerprint": "0" * 16}, True),
+        ({"settings": {**POINT.settings, "terms": 10}}, True),
+        ({"versions": OLD}, False),
+        ({"status": "unsupported", "reason": f"{SKIPPED_PREFIX}no time"}, True),
+        ({"status": "unsupported", "reason": "needs 4 GPUs"}, False),
+    ],
+)
+def test_what_is_measured_again_without_a_record(
+    tmp_path: Path, change: dict[str, Any], due: bool
+) -> None:
+    current(**change).write(POINT.path(tmp_path, MACHINE))
+    assert state_of(POINT, tmp_path, MACHINE, TORCH).due == due
 
 
 def test_the_summary_counts_states_and_remarks(tmp_path: Path) -> None:
