@@ -100,9 +100,10 @@ def test_wrong_values_are_one_line(chapter: str, part: str | None, key: str, wro
 
 
 def test_a_variant_can_be_limited_to_some_shapes() -> None:
-    limits: dict[str, dict[str, list[Any]]] = {
-        "flex": {"head_dims": [64], "sequences": [1024]},
-        "compiled": {"sequences": [128], "precisions": ["bf16"]},
+    limits: dict[str, list[dict[str, list[Any]]]] = {
+        "flex": [{"head_dims": [64], "sequences": [1024]}],
+        "compiled": [{"sequences": [128], "precisions": ["bf16"]}],
+        "naive": [{"head_dims": [16]}, {"head_dims": [64], "sequences": [128]}],
     }
     found = of("benchmark", only_at=limits)
     at = {
@@ -111,10 +112,13 @@ def test_a_variant_can_be_limited_to_some_shapes() -> None:
             for point in found
             if name in point.settings["variants"]
         ]
-        for name in ("flex", "compiled", "flash")
+        for name in ("flex", "compiled", "naive", "flash")
     }
     assert at["flex"] == [("bf16", 64, 1024), ("fp32", 64, 1024)]
     assert {(precision, sequence) for precision, _, sequence in at["compiled"]} == {("bf16", 128)}
+    assert {(d, n) for _, d, n in at["naive"]} == {
+        (d, n) for _, d, n in at["flash"] if d == 16 or (d, n) == (64, 128)
+    }
     assert len(at["flash"]) == len(found)
     # Where no variant is left there is nothing to measure.
     assert len(of("benchmark", variants=["flex"], only_at=limits)) == 2

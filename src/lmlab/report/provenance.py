@@ -28,7 +28,9 @@ def summary(results: Results, uncounted_compilers: Sequence[str] = ()) -> Markup
     states["unreadable"] = len(results.problems)
     states["not measured"] = points - states.total()
     parts = [f"{points} points: {_counted(states)}"]
-    parts += [_code(readable), _cost(readable, uncounted_compilers)] if readable else []
+    if readable:
+        parts[0] += f", from {_code(readable)}"
+        parts.append(_cost(readable, uncounted_compilers))
     problems = [f"Unreadable: {escape(problem)}" for problem in results.problems[:MAX_LINES]]
     if more := len(results.problems) - len(problems):
         problems.append(f"{more} more unreadable files; `lmlab status` lists them.")

@@ -120,8 +120,11 @@ def _training(study: Study, point: Parameters, asked: Block) -> dict[str, Any]:
 
 def _variants_at(asked: Block, **point: int | str) -> list[str]:
     def runs(name: str) -> bool:
-        allowed = asked.get("only_at", {}).get(name, {})
-        return all(value in allowed.get(f"{key}s", [value]) for key, value in point.items())
+        groups = asked.get("only_at", {}).get(name, [{}])
+        return any(
+            all(value in group.get(f"{key}s", [value]) for key, value in point.items())
+            for group in groups
+        )
 
     return [name for name in asked["variants"] if runs(name)]
 
