@@ -69,7 +69,7 @@ TABLES = {
     ),
     "levers": Table(
         title="Smallest compute-bound batch on the same number of devices, after one change; two "
-        "pipeline stages: half the devices each, tokens of one of at least two micro-batches",
+        "pipeline stages: half the devices each; tokens per micro-batch, of at least two",
         rows=["change"],
         columns={
             "FSDP": quantity("lever_fsdp"),

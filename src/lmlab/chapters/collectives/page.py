@@ -205,6 +205,7 @@ def _group(rows: Rows, times: Rows) -> dict[str, Any]:
     return {
         **{name: largest[name] for name in ("ranks", "placement", "world_size", "size")},
         "ms": largest["value"],
+        "busbw": first_value(fit, quantity="busbw", mib=largest["mib"]),
         "gather_ms": first_value(mine, **gather),
         **{name: first_value(fit, quantity=name) for name in ("latency", "bandwidth")},
     }
