@@ -140,7 +140,8 @@ class Figure:
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         if len(handles) > 1:
             fitting = max(1, min(6, LEGEND_CHARACTERS // (8 + max(map(len, handles)))))
-            place: Any = {"loc": "outside lower center", "ncols": fitting}
+            lines = -(-len(handles) // fitting)
+            place: Any = {"loc": "outside lower center", "ncols": -(-len(handles) // lines)}
             canvas.legend(handles.values(), handles.keys(), **place)
         return canvas
 
