@@ -120,9 +120,10 @@ def group_facts(chapter: Chapter) -> dict[str, Any]:
         return facts
     first = rows.iloc[0]
     times = select(rows, status="ok", **STEP)
+    names = "world_size", "context", "batch", "precision", "step_limit_s"
     return {
         **facts,
-        **{name: first[name] for name in ("world_size", "context", "precision", "step_limit_s")},
+        **{name: first[name] for name in names},
         "own_gpu": first["placement"] == "own_gpu",
         "sizes": _sizes(rows),
         "rounds": None if times.empty else times.iloc[0]["n"],

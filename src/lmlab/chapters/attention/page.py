@@ -225,8 +225,7 @@ TABLES = {
     **naive_page.TABLES,
     **tiles_page.TABLES,
     "front_compile": Table(
-        title="Training step, eager and compiled, alternating in one process; speed-up: in "
-        "paired rounds",
+        title="Training step, eager and compiled, alternating; speed-up: in paired rounds",
         rows=["precision", "size"],
         where={"topic": "model_compile"},
         columns=side_by_side(BOTH, phase=STEP) | {"speed-up": speedup(phase=STEP)},

@@ -4,6 +4,7 @@ from lmlab.report.frame import Results, Rows, combine, derived
 from lmlab.report.table import Table, quantity
 
 TITLE = "Calculations"
+PARTS = {"master_weights": "weights", "optimizer": "moments"}
 
 
 def derive(rows: Rows, results: Results) -> Rows:
@@ -18,6 +19,7 @@ TABLES = {
     "state": Table(
         title="Training state in fp32: weights, gradients and two AdamW moments",
         rows=["part"],
+        data=lambda rows: rows.replace({"part": PARTS}),
         columns={"GB": quantity("state_memory", "GB")},
     ),
     "recipes": Table(
@@ -54,7 +56,7 @@ TABLES = {
         headers={"tokens": "tokens per device"},
         columns={
             "activations (GB)": quantity("activation_memory", "GB"),
-            "GPUs needed, unsharded": quantity("gpus_unsharded", "integer"),
+            "GPUs' worth of memory": quantity("gpus_unsharded", "integer"),
             "fewest devices, sharded": quantity("fewest_devices", "integer"),
             "GB per device": quantity("memory_per_device", "GB"),
         },

@@ -65,8 +65,7 @@ OURS: Any = {"side": "rung", "attention": lambda name: name != "naive"}
 TABLES = {
     "front": Table(
         title="Rungs of the ladder; gain: over the rung before in alternating rounds, which can "
-        "differ from the ratio of tokens/s, most where noisy; MFU: of the stated peak of the "
-        "rung's precision",
+        "differ from the ratio of tokens/s, most where noisy; MFU: of the precision's stated peak",
         rows=["rung"],
         where={"topic": "ladder", "rung": lambda rung: rung != "checkpoint"},
         columns={

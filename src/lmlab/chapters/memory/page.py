@@ -209,7 +209,7 @@ TABLES = {
         },
     ),
     "block": Table(
-        title="One block: what it saves for backward, eager and compiled, and its gradients (MiB)",
+        title="One block, MiB: saved for backward, peak beyond what was in use, and gradients",
         rows=["size", "context", "precision"],
         where=BLOCK,
         columns={

@@ -139,7 +139,7 @@ TABLES = {
         },
     ),
     "blocks": Table(
-        title="How many blocks of the tiled matmul fit on an SM, and what runs out first",
+        title="Tiled matmul: blocks that fit on an SM, and what runs out first (one of equals)",
         rows=["tile"],
         where={"topic": "tiling"},
         columns={
