@@ -304,7 +304,7 @@ TABLES = {
         columns={"warm-ups: {warmup} (ms)": quantity("time", "ms", field="mean", clock="wall")},
     ),
     "published": Table(
-        title="From write-ups of this study (batch 4, eager, mean of steps after 5 warm-ups)",
+        title="Published for other GPUs (batch 4, eager, mean of steps after 5 warm-ups)",
         chapter="published",
         rows=["gpu", "size", "context", "precision"],
         where={"topic": "end_to_end", "batch": 4, "compile": "no", "warmup": 5},
