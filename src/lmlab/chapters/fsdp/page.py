@@ -70,7 +70,7 @@ TABLES = {
         data=rank_page.after_step,
     ),
     "steps": rank_page.variant_table(
-        "A training step, {ranks}; from one profiled (slower) step of rank 0: messages, "
+        "A training step, {ranks}; from one profiled, not timed, step of rank 0: messages, "
         "in flight, overlapped (the share of that during which the device computes), and "
         "exposed (the share of that step with messages in flight and nothing computed)",
         {
