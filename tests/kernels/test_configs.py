@@ -134,6 +134,19 @@ def test_keys_are_split_until_the_gpu_is_full(length: int, splits: int) -> None:
     assert plan.programs == length // 64 * splits
 
 
+@pytest.mark.parametrize(("heads", "rows"), [(3, 192), (4, 128), (6, 192), (8, 128)])
+def test_without_a_mask_the_number_of_waves_decides(heads: int, rows: int) -> None:
+    problem = replace(of_length(8192), heads=heads, kv_heads=heads, is_causal=False)
+    assert configs.look_up(problem).block_m == rows
+    assert configs.look_up(replace(problem, is_causal=True)).block_m == 128
+
+
+def test_without_a_mask_a_tile_per_sm_is_not_split() -> None:
+    for is_causal, splits in ((False, 1), (True, 2)):
+        problem = replace(of_length(16384), head_dim=128, is_causal=is_causal)
+        assert forward_plan(problem, configs.look_up(problem)).splits == splits
+
+
 def test_heads_scheduled_together_fit_half_of_the_l2() -> None:
     per_head = 2 * 16384 * 64 * 2
     assert forward_plan(SIXTEEN_HEADS, SMALL).l2_heads == 30 * 2**20 // per_head == 7

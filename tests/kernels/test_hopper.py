@@ -46,10 +46,12 @@ class Emulated:
         self.launches = 0
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(*arguments: Any, num_warps: int, **constants: Any) -> str:
+        def run(*arguments: Any, num_warps: int, SHAPE: Any) -> str:
             assert num_warps == 4
             self.launches += 1
-            self.emulator.launch(grid[0], *map(emulated, arguments), **constants)
+            sizes = {name: size.value for name, size in vars(SHAPE).items()}
+            shape = SimpleNamespace(**sizes, S_LAYOUT=None, O_LAYOUT=None)
+            self.emulator.launch(grid[0], *map(emulated, arguments), SHAPE=shape)
             return "compiled"
 
         return run
@@ -99,6 +101,7 @@ SHORT = Shape(keys=4, head_dim=16)
         pytest.param(forward_tiles(), Shape(130, 16, heads=4, group=2), id="grouped heads"),
         pytest.param(forward_tiles(192, 64, 3), RAGGED, id="three consumers, ragged"),
         pytest.param(forward_tiles(192, 64, 3), SHORT, id="shorter than a tile"),
+        pytest.param(forward_tiles(), Shape(keys=300, queries=172, head_dim=136), id="192"),
     ],
 )
 def test_forward(tiles: Tiles, shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -> None:
@@ -232,10 +235,10 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 TILES = [
     *((64, forward_tiles(*sizes)) for sizes in ((128, 128, 2), (192, 128, 3), (128, 64, 4))),
     *((128, forward_tiles(*sizes)) for sizes in ((128, 128, 2), (128, 64, 3))),
-    *((head_dim, forward_tiles(128, 64, 2)) for head_dim in (96, 256)),
+    *((head_dim, forward_tiles(128, 64, 2)) for head_dim in (96, 152, 192, 256)),
 ]
 BACKWARD_TILES = [
-    *((64, backward_tiles(64, 3)), (128, backward_tiles(32, 3))),
+    *((64, backward_tiles(64, 3)), (128, backward_tiles(32, 3)), (32, backward_tiles(64, 2))),
     *((64, backward_tiles(64, stages, fused=True)) for stages in (2, 3)),
     *((head_dim, backward_tiles(64, 2)) for head_dim in (80, 128, 152, 192)),
     *((head_dim, backward_tiles(32, 2)) for head_dim in (200, 256)),

@@ -194,6 +194,7 @@ def test_a_16_bit_parameter_is_its_rounded_fp32_master(device: str) -> None:
             each.grad = torch.ones_like(each)
         optimizer.step()
         reference.step()
+        optimizer.load_state_dict(optimizer.state_dict())
     master = optimizer.state[narrow]["master"]
     torch.testing.assert_close(master, wide.detach(), atol=1e-7, rtol=1e-6)
     assert not torch.equal(master, master.to(dtype).float())

@@ -85,11 +85,7 @@ def adamw_kernel(
         )  # fmt: skip
 
 
-TRITON_TYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
+TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 class FusedAdamW(Optimizer):
@@ -116,6 +112,15 @@ class FusedAdamW(Optimizer):
             used = [parameter for parameter in group["params"] if parameter.grad is not None]
             for dtype in dict.fromkeys(parameter.dtype for parameter in used):
                 self._update([each for each in used if each.dtype == dtype], group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as it is; the base class casts it to the parameters' type."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, own, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                self.state[parameter][name] = value.to(parameter.device)
 
     def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         dtype, device = parameters[0].dtype, parameters[0].device
@@ -168,9 +173,6 @@ class FusedAdamW(Optimizer):
             starts = counts.cumsum(0) - counts
             blocks = torch.arange(len(tensors)) - starts[tensors]
             device = parameters[0].device
-            self._blocks[sizes] = (
-                torch.tensor(sizes, device=device),
-                tensors.to(device, torch.int32),
-                blocks.to(device, torch.int32),
-            )
+            indices = tensors.to(device, torch.int32), blocks.to(device, torch.int32)
+            self._blocks[sizes] = torch.tensor(sizes, device=device), *indices
         return self._blocks[sizes]

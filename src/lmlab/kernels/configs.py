@@ -25,13 +25,15 @@ from functools import cache
 from math import ceil, log2
 from typing import Any, Literal
 
-from lmlab.kernels.problem import SMALLEST_TILE, Direction, Problem, power_of_two
+from lmlab.kernels.problem import SMALLEST_TILE, Direction, Problem, ceil_div, power_of_two
 from lmlab.kernels.tile_sizes import TABLE
 
 Fp32Dot = Literal["ieee", "tf32x3", "bf16x6"]
 
 UNBOUNDED = 2**62
 """The bound of a table row that says "any"."""
+RELATIVE_TIME = {128: 1.0, 192: 1.39}
+"""Time of a tile of the persistent forward by its query rows, measured with 128 keys per block."""
 BF16_TERMS = 3
 """bf16 numbers that hold the digits of one fp32 number (`lmlab.kernels.fp32_terms`)."""
 
@@ -100,9 +102,9 @@ def orient(direction: Direction, a: int, b: int) -> tuple[int, int]:
     return (a, b) if direction == "forward" else (b, a)
 
 
-def q_slots(tiles: Tiles, block_d: int) -> int:
+def q_slots(tiles: Tiles, columns: int) -> int:
     """Q buffers per consumer of the warp-specialized forward: two if the next tile fits too."""
-    return 2 if tiles.persistent and block_d <= 128 else 1
+    return 2 if tiles.persistent and columns <= 192 else 1
 
 
 def dq_block_n(tiles: Tiles, head_dim: int, sequence: int) -> int:
@@ -124,7 +126,7 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     resident, streamed = tiles.rows(problem.direction)
     bits = tiles.terms * 16 if tiles.terms > 1 else problem.bits
     has_passes = tiles.warp_specialized and problem.direction == "backward" and not tiles.fused
-    is_wide = problem.head_dim > 128 and has_passes
+    is_wide = problem.head_dim > 128 and tiles.warp_specialized
     if has_passes:
         streamed = dq_block_n(tiles, problem.head_dim, problem.sequence)
     columns = -(-problem.head_dim // 64) * 64 if is_wide else power_of_two(problem.head_dim)
@@ -133,14 +135,14 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     # tf32x3 keeps two copies of each resident tile: leading and trailing digits.
     copies = 2 if problem.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
     if problem.direction == "forward" and tiles.warp_specialized:
-        copies = q_slots(tiles, power_of_two(problem.head_dim))
+        copies = q_slots(tiles, columns)
     total = resident_tensors * copies * resident * row
     total += tiles.stages * streamed * (2 * row + row_stats)
     if tiles.inline_delta:
         total += (tiles.stages - 1) * streamed * row  # O, needed one iteration later than dO
     if tiles.fused:
         total += 3 * resident * streamed * problem.bits // 8  # dS of up to three iterations
-    if is_wide:
+    if is_wide and has_passes:
         total += 4 * 64 * 64  # P, in fp32
     if problem.gpu.architecture == "blackwell":
         # P and dS reach the tensor cores through shared memory, and results return through it.
@@ -188,8 +190,22 @@ def look_up(problem: Problem) -> Tiles:
     """The tiles of the first table row that covers the problem."""
     for row in rows():
         if row.covers(problem):
-            return row.tiles
+            return _with_least_tail(problem, row.tiles)
     raise LookupError(f"tile_sizes: no row covers {problem}")
+
+
+def _with_least_tail(problem: Problem, tiles: Tiles) -> Tiles:
+    """Two or three consumers, if the others than the table's leave clearly fewer SMs idle: without
+    a mask, the time of the persistent forward is a number of whole waves."""
+    is_long = problem.sequence > 1024 and problem.head_dim <= 64
+    if problem.is_causal or not tiles.persistent or not is_long:
+        return tiles
+    times = {}
+    for block_m, time in RELATIVE_TIME.items():
+        items = ceil_div(problem.queries, block_m) * problem.batch_heads
+        times[block_m] = ceil_div(items, problem.gpu.num_sms) * time
+    best = min(times, key=lambda block_m: times[block_m])
+    return replace(tiles, block_m=best) if times[best] < 0.95 * times[tiles.block_m] else tiles
 
 
 @dataclass(frozen=True, kw_only=True)

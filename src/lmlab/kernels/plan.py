@@ -35,7 +35,9 @@ def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
     """How to launch the forward kernel."""
     items = ceil_div(problem.queries, tiles.block_m) * problem.batch_heads
     most = ceil_div(problem.keys, tiles.block_n) // MIN_TILES_PER_SPLIT
-    splits = tiles.splits or _splits(items, most, problem.gpu.num_sms)
+    # The warp-specialized kernel cannot split; without a mask, a program per SM keeps it busy.
+    per_sm = 1 if tiles.warp_specialized and not problem.is_causal else 2
+    splits = tiles.splits or _splits(items, most, per_sm * problem.gpu.num_sms)
     return Plan(
         programs=items * splits,
         l2_heads=_l2_heads(problem, 2) * problem.group_size,
@@ -58,7 +60,7 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
         items = key_tiles * problem.batch_kv_heads + query_tiles * problem.batch_heads
         iterations = ceil_div(problem.sequence, tiles.block_m)
         most = 2 * iterations // MIN_TILES_PER_SPLIT
-        splits = tiles.splits or _splits(items, most, num_sms)
+        splits = tiles.splits or _splits(items, most, 2 * num_sms)
     terms = 1 if problem.tf32 else tiles.terms
     constants = _constants(problem, tiles) | {
         "PAIRED": paired,
@@ -112,9 +114,9 @@ def _constants(problem: Problem, tiles: Tiles) -> dict[str, Any]:
     }
 
 
-def _splits(items: int, at_most: int, num_sms: int) -> int:
+def _splits(items: int, at_most: int, programs: int) -> int:
     """Programs per work item: a power of two, to compile few variants."""
-    wanted = min(2 * num_sms // items, at_most, MAX_SPLITS)
+    wanted = min(programs // items, at_most, MAX_SPLITS)
     return 1 << (max(1, wanted).bit_length() - 1)
 
 

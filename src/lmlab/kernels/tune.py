@@ -9,9 +9,8 @@ device times of replayed CUDA graphs (`lmlab.kernels.graph_clock`).
 
 The winners are printed as rows to insert above those in `tile_sizes`, which still apply beyond the
 longest sequence and the fullest GPU of the grid. Neighboring grid points with the same winners
-share a row; where whole and ragged lengths differ, the row for whole lengths is marked `whole`.
-Progress goes to stderr. The default is bf16 with a causal mask, head dimensions 32, 64, 128 and
-256, and sequences 128 to 4096 and 16384; --dtype and --full print rows for other cases.
+share a row; where whole and ragged lengths differ, the row for whole lengths is marked `whole`. The
+default is bf16 with a causal mask; --dtype and --full print rows for other cases.
 """
 
 import argparse

@@ -21,10 +21,9 @@ from lmlab.kernels.hopper.bwd_common import (
     producer,
     start_s_and_dp,
     store_chunks,
-    zero_chunks,
 )
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, key_mask
-from lmlab.kernels.tile_ops import key_range, tile_of_program, vector_offset
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, key_blocks, key_mask, zero_chunks
+from lmlab.kernels.tile_ops import tile_of_program, vector_offset
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -32,23 +31,21 @@ LOG2E = gl.constexpr(1.4426950408889634)
 @gluon.jit
 def key_loop(
     dq, tiles, barriers, lse_vec, delta_vec, offs_m, first, last, keys, shift, scale_log2,
-    WG: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    WG: gl.constexpr, MASKED: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Accumulate dQ of 64 queries over key blocks [first, last)."""
     _, _, k_tiles, _, _, _ = tiles
     _, _, _, empty = barriers
     for block in range(first, last):
-        stage = block % STAGES
-        s, dp = start_s_and_dp(tiles, barriers, block, WG, BLOCK_N, CHUNK, CHUNKS, STAGES, S_LAYOUT)
-        s = warpgroup_mma_wait(CHUNKS, deps=[s])
+        stage = block % SHAPE.STAGES
+        s, dp = start_s_and_dp(tiles, barriers, block, WG, SHAPE)
+        s = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[s])
         p = gl.exp2(s * scale_log2 - lse_vec[:, None])
         if MASKED:
-            p = gl.where(key_mask(offs_m, block, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT), p, 0.0)
+            p = gl.where(key_mask(offs_m, block, keys, shift, SHAPE), p, 0.0)
         dp = warpgroup_mma_wait(0, deps=[dp])
         ds = p * (dp - delta_vec[:, None])
-        dq = add_product(dq, ds, k_tiles, stage, BLOCK_N, CHUNK, CHUNKS, O_LAYOUT)
+        dq = add_product(dq, ds, k_tiles, stage, SHAPE)
         mbarrier.arrive(empty.index(stage), count=1)
     return dq
 
@@ -56,71 +53,60 @@ def key_loop(
 @gluon.jit
 def consumer(
     tiles, barriers, outputs, coords, bounds, scale,
-    WG: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    WG: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: dQ of 64 queries."""
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CHUNK, 16])
     batch, head, _, start = coords
     last, heads, queries, keys = bounds
     dq, lse, delta = outputs
     start = start + WG * WG_ROWS
-    unmasked, end = key_range(start, queries, keys, WG_ROWS, BLOCK_N, IS_CAUSAL)
+    unmasked, seen = key_blocks(start, queries, keys, WG_ROWS, SHAPE)
     if start >= queries:
         unmasked = 0
-        end = 0
-    unmasked = unmasked // BLOCK_N
-    seen = (end + BLOCK_N - 1) // BLOCK_N
-    offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
+        seen = 0
+    offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, SHAPE.S_LAYOUT))
     row_base = vector_offset(batch, head, heads, queries)
     # Past the last query lse = inf makes P zero.
     lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf")) * LOG2E
     delta_vec = gl.load(delta + row_base + offs_m, mask=offs_m < queries, other=0.0)
-    dq_acc = zero_chunks(CHUNK, CHUNKS, O_LAYOUT)
+    dq_acc = zero_chunks(SHAPE)
     mbarrier.wait(barriers[0], 0)
     dq_acc = key_loop(
         dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, 0, unmasked, keys, keys - queries,
-        scale * LOG2E, WG, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL, False, S_LAYOUT, O_LAYOUT,
+        scale * LOG2E, WG, False, SHAPE,
     )  # fmt: skip
     dq_acc = key_loop(
         dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, unmasked, seen, keys, keys - queries,
-        scale * LOG2E, WG, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL, True, S_LAYOUT, O_LAYOUT,
+        scale * LOG2E, WG, True, SHAPE,
     )  # fmt: skip
     for block in range(seen, last):
-        pass_over(barriers, block, STAGES)
-    store_chunks(dq_acc, dq, tiles[1], WG, batch, head, start, scale, CHUNK, CHUNKS)
+        pass_over(barriers, block, SHAPE)
+    store_chunks(dq_acc, dq, tiles[1], WG, batch, head, start, scale, SHAPE)
 
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads"])
 def flash_bwd_dq_kernel(
     q, k, v, do, lse, delta, dq, scale, batch_heads, heads, group_size, l2_heads, queries, keys,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CHUNK: gl.constexpr, CHUNKS: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr,
+    SHAPE: gl.constexpr,
 ):  # fmt: skip
     """One program per query tile of BLOCK_M = 64 * CONSUMERS rows; streams BLOCK_N keys."""
-    BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
+    BLOCK_M: gl.constexpr = SHAPE.CONSUMERS * WG_ROWS
     query_tiles = (queries + BLOCK_M - 1) // BLOCK_M
     tile, batch, head = tile_of_program(
-        gl.program_id(0), query_tiles, batch_heads, heads, l2_heads, IS_CAUSAL
+        gl.program_id(0), query_tiles, batch_heads, heads, l2_heads, SHAPE.IS_CAUSAL
     )
     batch, head = batch.to(gl.int32), head.to(gl.int32)
     coords = (batch, head, head // group_size, tile * BLOCK_M)
-    _, end = key_range(tile * BLOCK_M, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
-    last = (end + BLOCK_N - 1) // BLOCK_N
-    a_resident, b_resident, a_streamed, b_streamed = alloc_tiles(
-        (q, do), (k, v), CONSUMERS, BLOCK_N, CHUNK, CHUNKS, STAGES
-    )
+    _, last = key_blocks(tile * BLOCK_M, queries, keys, BLOCK_M, SHAPE)
+    a_resident, b_resident, a_streamed, b_streamed = alloc_tiles((q, do), (k, v), SHAPE)
     # The last two are placeholders for lse and delta, which this kernel does not stream.
     tiles = (a_resident, b_resident, a_streamed, b_streamed, a_streamed, b_streamed)
-    barriers = alloc_stage_barriers(STAGES)
+    barriers = alloc_stage_barriers(SHAPE)
     outputs = (dq, lse, delta)
     bounds = (last, heads, queries, keys)
     gl.warp_specialize([
-        (consumer, (tiles, barriers, outputs, coords, bounds, scale,
-                    0, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL)),
-        (consumer, (tiles, barriers, outputs, coords, bounds, scale,
-                    1, BLOCK_N, CHUNK, CHUNKS, STAGES, IS_CAUSAL)),
+        (consumer, (tiles, barriers, outputs, coords, bounds, scale, 0, SHAPE)),
+        (consumer, (tiles, barriers, outputs, coords, bounds, scale, 1, SHAPE)),
         (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last,
-                    CONSUMERS, BLOCK_N, CHUNK, CHUNKS, STAGES, False, False)),
+                    False, False, SHAPE)),
     ], [4, 1], [240, 24])  # fmt: skip

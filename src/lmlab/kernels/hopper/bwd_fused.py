@@ -37,17 +37,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from lmlab.kernels.hopper.bwd_common import (
-    alloc_dkdv_tiles,
-    alloc_stage_barriers,
+    begin_key_tile,
     dkdv_consumer,
     producer,
-    query_blocks,
 )
 from lmlab.kernels.hopper.warpgroup import WG_ROWS, alloc_barriers
-from lmlab.kernels.tile_ops import tile_of_program
-
-DS_STAGES = gl.constexpr(3)
-"""Iterations by which the consumers, which compute dS, may run ahead of the dQ warpgroup."""
 
 SIDE = gl.constexpr(64)
 """Rows and columns of a tile."""
@@ -97,23 +91,21 @@ def load_v4(pointers):
 
 @gluon.jit
 def store_rows(
-    tile, target, strides, batch, head, start, length,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
+    tile, target, strides, batch, head, start, length, LAYOUT: gl.constexpr, SHAPE: gl.constexpr
+):
     """Store 64 rows of a result, clipped to the tensor."""
     rows = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, BLOCK_D, gl.SliceLayout(0, LAYOUT))
+    columns = gl.arange(0, SHAPE.CHUNK, gl.SliceLayout(0, LAYOUT))
     base = target + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
     pointers = base + rows.to(gl.int64)[:, None] * strides[2] + columns[None, :]
-    inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
+    inside = (rows < length)[:, None] & (columns < SHAPE.HEAD_DIM)[None, :]
     gl.store(pointers, tile.to(target.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
 def accumulate_dq(
     dq_part, dq_accum, dq, dq_strides, batch, head, block_index, block, tile, is_final, queries,
-    scale,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr,
+    scale, LAYOUT: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Add this key tile's contribution to one query block of dQ; the last program stores dQ."""
     pointers = accum_pointers(dq_accum, block_index, LAYOUT)
@@ -121,8 +113,8 @@ def accumulate_dq(
         if tile > 0:
             dq_part = dq_part + load_v4(pointers)
         dq_part = dq_part * scale
-        start = block * BLOCK_M
-        store_rows(dq_part, dq, dq_strides, batch, head, start, queries, BLOCK_D, HEAD_DIM, LAYOUT)
+        start = block * SHAPE.BLOCK
+        store_rows(dq_part, dq, dq_strides, batch, head, start, queries, LAYOUT, SHAPE)
     elif tile > 0:
         red_add_v4(pointers, dq_part)
     else:
@@ -132,9 +124,7 @@ def accumulate_dq(
 @gluon.jit
 def dq_warpgroup(
     tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, coords, bounds, tile, last_tile,
-    scale,
-    BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    IS_CAUSAL: gl.constexpr,
+    scale, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: the contribution of 128 keys to dQ of each query block.
 
@@ -142,7 +132,8 @@ def dq_warpgroup(
     it for the next launch. Polling and signaling both wait for the L2, so a program polls only when
     it has caught up with the last count it read, and signals every second iteration.
     """
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    LAYOUT: gl.constexpr = SHAPE.O_LAYOUT
+    BLOCK_N: gl.constexpr = SHAPE.CONSUMERS * WG_ROWS
     k_tiles, _, _, _, _, _ = tiles
     ds_tiles, ds_full, ds_empty = ds_pipe
     dq, dq_strides, queries = dq_output
@@ -152,22 +143,22 @@ def dq_warpgroup(
     prev_semaphore = own_semaphore - 1
     # The first query block that sees a key of the next program; earlier ones are final here.
     final_end = 0
-    if IS_CAUSAL:
-        final_end = gl.maximum((tile + 1) * BLOCK_N - shift, 0) // BLOCK_M
+    if SHAPE.IS_CAUSAL:
+        final_end = gl.maximum((tile + 1) * BLOCK_N - shift, 0) // SHAPE.BLOCK
     if tile == last_tile:
         final_end = last
-    zeros = gl.zeros([BLOCK_M, BLOCK_D], gl.float32, LAYOUT)
+    zeros = gl.zeros([SHAPE.BLOCK, SHAPE.CHUNK], gl.float32, LAYOUT)
     mbarrier.wait(barriers[0], 0)
     done_before = 0
     for step in range(0, last - first):
         block = last - 1 - step
-        ds_stage = step % DS_STAGES
-        mbarrier.wait(ds_full.index(ds_stage), step // DS_STAGES & 1)
+        ds_stage = step % SHAPE.DS_STAGES
+        mbarrier.wait(ds_full.index(ds_stage), step // SHAPE.DS_STAGES & 1)
         ds_top = ds_tiles.index(2 * ds_stage).permute((1, 0))
-        k_top = k_tiles.index(0).reshape([WG_ROWS, BLOCK_D])
+        k_top = k_tiles.index(0).reshape([WG_ROWS, SHAPE.CHUNK])
         dq_part = warpgroup_mma(ds_top, k_top, zeros, use_acc=False, is_async=True)
         ds_bottom = ds_tiles.index(2 * ds_stage + 1).permute((1, 0))
-        k_bottom = k_tiles.index(1).reshape([WG_ROWS, BLOCK_D])
+        k_bottom = k_tiles.index(1).reshape([WG_ROWS, SHAPE.CHUNK])
         dq_part = warpgroup_mma(ds_bottom, k_bottom, dq_part, is_async=True)
         dq_part = warpgroup_mma_wait(0, deps=[dq_part])
         mbarrier.arrive(ds_empty.index(ds_stage), count=1)
@@ -176,7 +167,7 @@ def dq_warpgroup(
                 done_before = gl.atomic_add(prev_semaphore, 0, sem="acquire")
         accumulate_dq(
             dq_part, dq_accum, dq, dq_strides, batch, head, batch_head * last + block, block, tile,
-            block < final_end, queries, scale, BLOCK_D, HEAD_DIM, BLOCK_M, LAYOUT,
+            block < final_end, queries, scale, LAYOUT, SHAPE,
         )  # fmt: skip
         if ((step % 2 == 1) & (block > final_end)) | (block == final_end):
             warpgroup_barrier()  # all threads must have written before one of them signals
@@ -186,47 +177,37 @@ def dq_warpgroup(
 
 
 @gluon.jit
-def alloc_ds_pipe(dtype: gl.constexpr, BLOCK_M: gl.constexpr):
+def alloc_ds_pipe(dtype: gl.constexpr, SHAPE: gl.constexpr):
     """Shared memory and barriers through which both consumers pass dS to the dQ warpgroup."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    ds_tiles = gl.allocate_shared_memory(dtype, [2 * DS_STAGES, WG_ROWS, BLOCK_M], LAYOUT)
-    return ds_tiles, alloc_barriers(DS_STAGES, 2), alloc_barriers(DS_STAGES, 1)
+    ds_tiles = gl.allocate_shared_memory(dtype, [2 * SHAPE.DS_STAGES, WG_ROWS, SHAPE.BLOCK], LAYOUT)
+    return ds_tiles, alloc_barriers(SHAPE.DS_STAGES, 2), alloc_barriers(SHAPE.DS_STAGES, 1)
 
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "l2_heads"])
 def flash_bwd_fused_kernel(
     q, k, v, do, lse, delta, dk, dv, dq, dq_accum, semaphores, dq_strides,
     scale, batch_heads, heads, l2_heads, queries, keys,
-    CONSUMERS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_D: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, RAGGED_KEYS: gl.constexpr, STAGES: gl.constexpr,
+    SHAPE: gl.constexpr,
 ):  # fmt: skip
     """One program per key tile of BLOCK_N = 128 rows: its dK and dV, and its share of dQ."""
-    BLOCK_N: gl.constexpr = CONSUMERS * WG_ROWS
-    key_tiles = (keys + BLOCK_N - 1) // BLOCK_N
-    tile, batch, head = tile_of_program(
-        gl.program_id(0), key_tiles, batch_heads, heads, l2_heads, False
+    BLOCK_N: gl.constexpr = SHAPE.CONSUMERS * WG_ROWS
+    tile, coords, bounds, tiles, barriers = begin_key_tile(
+        (q, k, v, do), (lse, delta), batch_heads, heads, l2_heads, queries, keys, BLOCK_N, SHAPE
     )
-    batch, head = batch.to(gl.int32), head.to(gl.int32)
-    coords = (batch, head, head, tile * BLOCK_N)
-    last = (queries + BLOCK_M - 1) // BLOCK_M
-    shift = keys - queries
-    first, unmasked = query_blocks(tile * BLOCK_N, last, shift, BLOCK_M, BLOCK_N, IS_CAUSAL)
-    tiles = alloc_dkdv_tiles((k, v), (q, do), (lse, delta), CONSUMERS, BLOCK_M, BLOCK_D, 1, STAGES)
-    ds_pipe = alloc_ds_pipe(q.dtype, BLOCK_M)
-    barriers = alloc_stage_barriers(STAGES)
+    batch, head, _, _ = coords
+    first, _, last, _ = bounds
+    ds_pipe = alloc_ds_pipe(q.dtype, SHAPE)
+    last_tile = (keys + BLOCK_N - 1) // BLOCK_N - 1
     outputs = (dk, dv)
     dq_output = (dq, dq_strides, queries)
-    bounds = (first, unmasked, last, shift)
     dq_coords = (batch, head, batch * heads + head, 0)
     # Constexprs survive only in tuples written in the call itself.
     gl.warp_specialize([
-        (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 0, BLOCK_D,
-                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS)),
-        (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 1, BLOCK_D,
-                         BLOCK_M, STAGES, DS_STAGES, IS_CAUSAL, RAGGED_KEYS)),
+        (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 0, SHAPE)),
+        (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 1, SHAPE)),
         (dq_warpgroup, (tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, dq_coords,
-                        bounds, tile, key_tiles - 1, scale,
-                        BLOCK_D, HEAD_DIM, BLOCK_M, BLOCK_N, IS_CAUSAL)),
+                        bounds, tile, last_tile, scale, SHAPE)),
         (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
-                    CONSUMERS, BLOCK_M, BLOCK_D, 1, STAGES, True, True)),
+                    True, True, SHAPE)),
     ], [4, 4, 1], [200, 88, 24])  # fmt: skip

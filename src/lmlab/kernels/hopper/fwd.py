@@ -19,7 +19,8 @@ kernel is written in Gluon, where warpgroups and barriers are explicit.
 BLOCK_M (query rows) is 64 per consumer, BLOCK_N (key rows) the length of a K/V block.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
+# ruff: noqa: RUF005 (no starred expressions in kernels)
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,46 +28,51 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, alloc_barriers, begin_tma_store, key_mask
-from lmlab.kernels.tile_ops import key_range, tile_of_program, vector_offset
+from lmlab.kernels.hopper.warpgroup import (
+    WG_ROWS,
+    alloc_barriers,
+    begin_tma_store,
+    key_blocks,
+    key_mask,
+    load_chunks,
+    start_product,
+    start_scores,
+    zero_chunks,
+)
+from lmlab.kernels.tile_ops import tile_of_program, vector_offset
 
 LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def work_item(wave, sizes, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def work_item(wave, sizes, SHAPE: gl.constexpr):
     """This program's query tile in a wave: its batch, head, first row and number of key blocks.
 
     Tiles are numbered from the longest to the shortest; every other wave is dealt out in reverse,
     so that all programs get about the same work.
     """
     place, programs, batch_heads, heads, l2_heads, queries, keys = sizes
-    BLOCK_M: gl.constexpr = CONSUMERS * WG_ROWS
+    BLOCK_M: gl.constexpr = SHAPE.CONSUMERS * WG_ROWS
     tiles = (queries + BLOCK_M - 1) // BLOCK_M
     if wave % 2 == 1:
         place = programs - 1 - place
     number = wave * programs + place
     last = tiles * batch_heads - 1
     tile, batch, head = tile_of_program(
-        gl.minimum(number, last), tiles, batch_heads, heads, l2_heads, IS_CAUSAL
+        gl.minimum(number, last), tiles, batch_heads, heads, l2_heads, SHAPE.IS_CAUSAL
     )
     start = tile * BLOCK_M
-    _, end = key_range(start, queries, keys, BLOCK_M, BLOCK_N, IS_CAUSAL)
-    blocks = (end + BLOCK_N - 1) // BLOCK_N
+    _, blocks = key_blocks(start, queries, keys, BLOCK_M, SHAPE)
     if number > last:  # nothing is left for this program
         blocks = 0
     return batch.to(gl.int32), head.to(gl.int32), start, blocks
 
 
 @gluon.jit
-def q_producer(
-    q, tensors, sizes, waves,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
+def q_producer(q, tensors, sizes, waves, SHAPE: gl.constexpr):
     """One warp: load each consumer's rows of Q as soon as one of its SLOTS is free.
 
     Consumers get them one by one, so that they stay out of phase from one query tile to the next.
@@ -74,38 +80,35 @@ def q_producer(
     q_tiles, _, _, barriers, _, _ = tensors
     q_full, q_empty, _, _, _, _, _ = barriers
     for wave in range(waves):
-        batch, head, start, blocks = work_item(wave, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+        batch, head, start, blocks = work_item(wave, sizes, SHAPE)
         if blocks > 0:
-            for wg in gl.static_range(CONSUMERS):
+            for wg in gl.static_range(SHAPE.CONSUMERS):
                 # The first wait passes: a fresh barrier's previous phase counts as complete.
-                slot = wg * SLOTS + wave % SLOTS
-                mbarrier.wait(q_empty.index(slot), (wave // SLOTS & 1) ^ 1)
-                mbarrier.expect(q_full.index(slot), q.block_type.nbytes)
-                corner = [batch, head, start + wg * WG_ROWS, 0]
-                tma.async_copy_global_to_shared(q, corner, q_full.index(slot), q_tiles.index(slot))
+                slot = wg * SHAPE.SLOTS + wave % SHAPE.SLOTS
+                mbarrier.wait(q_empty.index(slot), (wave // SHAPE.SLOTS & 1) ^ 1)
+                mbarrier.expect(q_full.index(slot), SHAPE.CHUNKS * q.block_type.nbytes)
+                corner = (batch, head, start + wg * WG_ROWS)
+                load_chunks(q, corner, q_full.index(slot), q_tiles, slot, SHAPE)
 
 
 @gluon.jit
-def kv_producer(
-    k, v, tensors, sizes, waves, group_size,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr,
-):  # fmt: skip
+def kv_producer(k, v, tensors, sizes, waves, group_size, SHAPE: gl.constexpr):
     """One warp: for each query tile, load K and V block by block into empty stages."""
     _, k_tiles, v_tiles, barriers, _, _ = tensors
     _, _, k_full, k_empty, v_full, v_empty, _ = barriers
     step = 0
     for wave in range(waves):
-        batch, head, _start, blocks = work_item(wave, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+        batch, head, _start, blocks = work_item(wave, sizes, SHAPE)
         for block in range(blocks):
-            stage = step % STAGES
-            phase = (step // STAGES & 1) ^ 1
-            corner = [batch, head // group_size, block * BLOCK_N, 0]
+            stage = step % SHAPE.STAGES
+            phase = (step // SHAPE.STAGES & 1) ^ 1
+            corner = (batch, head // group_size, block * SHAPE.BLOCK)
             mbarrier.wait(k_empty.index(stage), phase)
-            mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-            tma.async_copy_global_to_shared(k, corner, k_full.index(stage), k_tiles.index(stage))
+            mbarrier.expect(k_full.index(stage), SHAPE.CHUNKS * k.block_type.nbytes)
+            load_chunks(k, corner, k_full.index(stage), k_tiles, stage, SHAPE)
             mbarrier.wait(v_empty.index(stage), phase)
-            mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-            tma.async_copy_global_to_shared(v, corner, v_full.index(stage), v_tiles.index(stage))
+            mbarrier.expect(v_full.index(stage), SHAPE.CHUNKS * v.block_type.nbytes)
+            load_chunks(v, corner, v_full.index(stage), v_tiles, stage, SHAPE)
             step += 1
 
 
@@ -119,30 +122,38 @@ def online_softmax(s, row_max, row_sum, scale_log2):
 
 
 @gluon.jit
-def wait_turn(order, step, WG: gl.constexpr, PINGPONG: gl.constexpr):
+def scaled(acc, factor, SHAPE: gl.constexpr):
+    """The accumulator with each row multiplied by its factor."""
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, SHAPE.O_LAYOUT))[:, None]
+    total = ()
+    for chunk in gl.static_range(SHAPE.CHUNKS):
+        total += (acc[chunk] * factor,)
+    return total
+
+
+@gluon.jit
+def wait_turn(order, step, WG: gl.constexpr, SHAPE: gl.constexpr):
     """Wait until the previous consumer has issued its products.
 
     Consumers then compute the softmax one after the other, while the tensor cores serve the others.
     """
-    if PINGPONG:
+    if SHAPE.PINGPONG:
         FIRST: gl.constexpr = 1 if WG == 0 else 0  # the first turn needs no wait
         mbarrier.wait(order.index(WG), (step & 1) ^ FIRST)
 
 
 @gluon.jit
-def end_turn(order, WG: gl.constexpr, CONSUMERS: gl.constexpr, PINGPONG: gl.constexpr):
+def end_turn(order, WG: gl.constexpr, SHAPE: gl.constexpr):
     """Let the next consumer issue its products."""
-    if PINGPONG:
-        NEXT: gl.constexpr = (WG + 1) % CONSUMERS
+    if SHAPE.PINGPONG:
+        NEXT: gl.constexpr = (WG + 1) % SHAPE.CONSUMERS
         mbarrier.arrive(order.index(NEXT), count=1)
 
 
 @gluon.jit
 def key_loop(
-    state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, first, last, keys, shift, scale_log2,
-    WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, MASKED: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    state, tiles, slot, barriers, offs_m, base, first, last, keys, shift, scale_log2,
+    WG: gl.constexpr, MASKED: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Key blocks [first, last), software-pipelined: S of this block with P V of the previous one.
 
@@ -150,86 +161,73 @@ def key_loop(
     key blocks before this query tile, which gives the position in the ring.
     """
     _, _, k_full, k_empty, v_full, v_empty, order = barriers
+    q_tiles, k_tiles, v_tiles = tiles
     acc, p, row_sum, row_max = state
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    zeros = gl.zeros([WG_ROWS, BLOCK_N], gl.float32, S_LAYOUT)
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, SHAPE.O_LAYOUT, 2)
     for block in range(first, last):
         step = base + block
-        stage = step % STAGES
-        prev_stage = (step - 1) % STAGES
-        mbarrier.wait(k_full.index(stage), step // STAGES & 1)
-        k_tile = k_tiles.index(stage).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
-        mbarrier.wait(v_full.index(prev_stage), (step - 1) // STAGES & 1)
-        v_tile = v_tiles.index(prev_stage).reshape([BLOCK_N, BLOCK_D])
+        stage = step % SHAPE.STAGES
+        prev_stage = (step - 1) % SHAPE.STAGES
+        mbarrier.wait(k_full.index(stage), step // SHAPE.STAGES & 1)
+        mbarrier.wait(v_full.index(prev_stage), (step - 1) // SHAPE.STAGES & 1)
         operand = gl.convert_layout(p.to(v_tiles.dtype), P_LAYOUT)
-        wait_turn(order, step, WG, PINGPONG)
-        s = warpgroup_mma(q_tile, k_tile, zeros, use_acc=False, is_async=True)
-        acc = warpgroup_mma(operand, v_tile, acc, is_async=True)
-        end_turn(order, WG, CONSUMERS, PINGPONG)
-        s = warpgroup_mma_wait(1, deps=[s])
+        wait_turn(order, step, WG, SHAPE)
+        s = start_scores(q_tiles, slot, k_tiles, stage, SHAPE)
+        acc = start_product(operand, v_tiles, prev_stage, acc, SHAPE)
+        end_turn(order, WG, SHAPE)
+        s = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
         if MASKED:
-            mask = key_mask(offs_m, block, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT)
+            mask = key_mask(offs_m, block, keys, shift, SHAPE)
             s = gl.where(mask, s, float("-inf"))
         p, row_sum, row_max, rescale = online_softmax(s, row_max, row_sum, scale_log2)
         # The product reads the previous P from registers until here.
-        acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
+        acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
         mbarrier.arrive(v_empty.index(prev_stage), count=1)
-        acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        acc = scaled(acc, rescale, SHAPE)
     return acc, p, row_sum, row_max
 
 
 @gluon.jit
 def first_block(
-    q_tile, k_tiles, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
-    WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
-    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
+    tiles, slot, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
+    WG: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Softmax state after key block 0, which is visible to every query."""
     _, _, k_full, k_empty, _, _, order = barriers
-    stage = base % STAGES
-    mbarrier.wait(k_full.index(stage), base // STAGES & 1)
-    k_tile = k_tiles.index(stage).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
-    zeros = gl.zeros([WG_ROWS, BLOCK_N], gl.float32, S_LAYOUT)
-    wait_turn(order, base, WG, PINGPONG)
-    s = warpgroup_mma(q_tile, k_tile, zeros, use_acc=False, is_async=True)
-    end_turn(order, WG, CONSUMERS, PINGPONG)
+    q_tiles, k_tiles, _ = tiles
+    stage = base % SHAPE.STAGES
+    mbarrier.wait(k_full.index(stage), base // SHAPE.STAGES & 1)
+    wait_turn(order, base, WG, SHAPE)
+    s = start_scores(q_tiles, slot, k_tiles, stage, SHAPE)
+    end_turn(order, WG, SHAPE)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
     if unmasked == 0:
-        mask = key_mask(offs_m, 0, keys, shift, BLOCK_N, IS_CAUSAL, S_LAYOUT)
+        mask = key_mask(offs_m, 0, keys, shift, SHAPE)
         s = gl.where(mask, s, float("-inf"))
-    row_max = gl.full([WG_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
-    row_sum = gl.full([WG_ROWS], 0.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    row_max = gl.full([WG_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SHAPE.S_LAYOUT))
+    row_sum = gl.full([WG_ROWS], 0.0, gl.float32, gl.SliceLayout(1, SHAPE.S_LAYOUT))
     p, row_sum, row_max, _ = online_softmax(s, row_max, row_sum, scale_log2)
-    acc = gl.zeros([WG_ROWS, BLOCK_D], gl.float32, O_LAYOUT)
-    return acc, p, row_sum, row_max
+    return zero_chunks(SHAPE), p, row_sum, row_max
 
 
 @gluon.jit
-def pass_over(
-    step, barriers,
-    WG: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr,
-):  # fmt: skip
+def pass_over(step, barriers, WG: gl.constexpr, SHAPE: gl.constexpr):
     """Release a key block that none of this consumer's queries sees."""
     _, _, k_full, k_empty, v_full, v_empty, order = barriers
-    stage = step % STAGES
-    wait_turn(order, step, WG, PINGPONG)
-    end_turn(order, WG, CONSUMERS, PINGPONG)
+    stage = step % SHAPE.STAGES
+    wait_turn(order, step, WG, SHAPE)
+    end_turn(order, WG, SHAPE)
     # Wait until it is full: an earlier arrival could count for the previous round of the ring.
-    mbarrier.wait(k_full.index(stage), step // STAGES & 1)
+    mbarrier.wait(k_full.index(stage), step // SHAPE.STAGES & 1)
     mbarrier.arrive(k_empty.index(stage), count=1)
-    mbarrier.wait(v_full.index(stage), step // STAGES & 1)
+    mbarrier.wait(v_full.index(stage), step // SHAPE.STAGES & 1)
     mbarrier.arrive(v_empty.index(stage), count=1)
 
 
 @gluon.jit
-def consumer(
-    tensors, sizes, waves, scale_log2,
-    WG: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, SLOTS: gl.constexpr,
-):  # fmt: skip
+def consumer(tensors, sizes, waves, scale_log2, WG: gl.constexpr, SHAPE: gl.constexpr):
     """One warpgroup: attention of 64 rows of each query tile.
 
     The output is staged in the shared memory of its Q. With two SLOTS the next Q is loaded by then,
@@ -237,56 +235,52 @@ def consumer(
     """
     q_tiles, k_tiles, v_tiles, barriers, o, lse = tensors
     _, _, _, heads, _, queries, keys = sizes
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    tiles = (q_tiles, k_tiles, v_tiles)
     q_full, q_empty, _, _, v_full, v_empty, _ = barriers
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, SHAPE.O_LAYOUT, 2)
     shift = keys - queries
     base = 0
     for wave in range(waves):
-        batch, head, start, blocks = work_item(wave, sizes, CONSUMERS, BLOCK_N, IS_CAUSAL)
+        batch, head, start, blocks = work_item(wave, sizes, SHAPE)
         if blocks > 0:
             start = start + WG * WG_ROWS
-            unmasked, end = key_range(start, queries, keys, WG_ROWS, BLOCK_N, IS_CAUSAL)
-            unmasked = unmasked // BLOCK_N
-            last = base + (end + BLOCK_N - 1) // BLOCK_N - 1
-            offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, S_LAYOUT))
-            slot = WG * SLOTS + wave % SLOTS
-            mbarrier.wait(q_full.index(slot), wave // SLOTS & 1)
-            q_tile = q_tiles.index(slot).reshape([WG_ROWS, BLOCK_D])
+            unmasked, seen = key_blocks(start, queries, keys, WG_ROWS, SHAPE)
+            last = base + seen - 1
+            offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, SHAPE.S_LAYOUT))
+            slot = WG * SHAPE.SLOTS + wave % SHAPE.SLOTS
+            mbarrier.wait(q_full.index(slot), wave // SHAPE.SLOTS & 1)
             state = first_block(
-                q_tile, k_tiles, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
-                WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, S_LAYOUT, O_LAYOUT,
+                tiles, slot, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
+                WG, SHAPE,
             )  # fmt: skip
-            if SLOTS == 2 and wave > 0:
+            if SHAPE.SLOTS == 2 and wave > 0:
                 tma.store_wait(0)
-                mbarrier.arrive(q_empty.index(WG * SLOTS + (wave + 1) % SLOTS), count=1)
+                mbarrier.arrive(q_empty.index(WG * SHAPE.SLOTS + (wave + 1) % 2), count=1)
             state = key_loop(
-                state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, 1, unmasked, keys, shift,
-                scale_log2, WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, False,
-                S_LAYOUT, O_LAYOUT,
+                state, tiles, slot, barriers, offs_m, base, 1, unmasked, keys, shift, scale_log2,
+                WG, False, SHAPE,
             )  # fmt: skip
             state = key_loop(
-                state, q_tile, k_tiles, v_tiles, barriers, offs_m, base, gl.maximum(unmasked, 1),
-                last + 1 - base, keys, shift, scale_log2,
-                WG, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, True,
-                S_LAYOUT, O_LAYOUT,
+                state, tiles, slot, barriers, offs_m, base, gl.maximum(unmasked, 1), seen, keys,
+                shift, scale_log2, WG, True, SHAPE,
             )  # fmt: skip
             acc, p, row_sum, row_max = state
-            stage = last % STAGES
-            mbarrier.wait(v_full.index(stage), last // STAGES & 1)
-            v_tile = v_tiles.index(stage).reshape([BLOCK_N, BLOCK_D])
-            operand = gl.convert_layout(p.to(v_tiles.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-            acc = warpgroup_mma(operand, v_tile, acc, is_async=True)
-            acc, operand = warpgroup_mma_wait(0, deps=[acc, operand])
+            stage = last % SHAPE.STAGES
+            mbarrier.wait(v_full.index(stage), last // SHAPE.STAGES & 1)
+            operand = gl.convert_layout(p.to(v_tiles.dtype), P_LAYOUT)
+            acc = start_product(operand, v_tiles, stage, acc, SHAPE)
+            acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
             mbarrier.arrive(v_empty.index(stage), count=1)
             base += blocks
             for step in range(last + 1, base):
-                pass_over(step, barriers, WG, CONSUMERS, STAGES, PINGPONG)
+                pass_over(step, barriers, WG, SHAPE)
             row_base = lse + vector_offset(batch, head, heads, queries)
             gl.store(row_base + offs_m, (row_max + gl.log2(row_sum)) * LN2, mask=offs_m < queries)
-            acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
-            begin_tma_store(acc, o, q_tiles.index(slot), batch, head, start, 0, BLOCK_D)
-            if SLOTS == 1:
+            acc = scaled(acc, 1.0 / row_sum, SHAPE)
+            for chunk in gl.static_range(SHAPE.CHUNKS):
+                staging = q_tiles.index(slot * SHAPE.CHUNKS + chunk)
+                begin_tma_store(acc[chunk], o, staging, batch, head, start, chunk, SHAPE)
+            if SHAPE.SLOTS == 1:
                 tma.store_wait(0)
                 mbarrier.arrive(q_empty.index(slot), count=1)
     tma.store_wait(0)
@@ -295,43 +289,37 @@ def consumer(
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "group_size", "l2_heads", "waves"])
 def flash_fwd_hopper_kernel(
     q, k, v, o, lse, scale_log2, batch_heads, heads, group_size, l2_heads, waves, queries, keys,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, SLOTS: gl.constexpr,
+    SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Each program takes one query tile of 64 * CONSUMERS rows per wave."""
-    q_shape: gl.constexpr = [CONSUMERS * SLOTS, 1, 1, WG_ROWS, BLOCK_D]
+    Q_TILES: gl.constexpr = SHAPE.CONSUMERS * SHAPE.SLOTS
+    q_shape: gl.constexpr = [Q_TILES * SHAPE.CHUNKS, 1, 1, WG_ROWS, SHAPE.CHUNK]
+    kv_shape: gl.constexpr = [SHAPE.STAGES * SHAPE.CHUNKS, 1, 1, SHAPE.BLOCK, SHAPE.CHUNK]
     q_tiles = gl.allocate_shared_memory(q.dtype, q_shape, q.layout)
-    k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], k.layout)
-    v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], v.layout)
+    k_tiles = gl.allocate_shared_memory(k.dtype, kv_shape, k.layout)
+    v_tiles = gl.allocate_shared_memory(v.dtype, kv_shape, v.layout)
     # Full and empty barriers per slot of Q and stage of K and V, and one for each consumer's turn.
-    q_full, q_empty = alloc_barriers(CONSUMERS * SLOTS, 1), alloc_barriers(CONSUMERS * SLOTS, 1)
-    k_full, k_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)
-    v_full, v_empty = alloc_barriers(STAGES, 1), alloc_barriers(STAGES, CONSUMERS)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, alloc_barriers(CONSUMERS, 1))
+    q_full, q_empty = alloc_barriers(Q_TILES, 1), alloc_barriers(Q_TILES, 1)
+    k_full, k_empty = alloc_barriers(SHAPE.STAGES, 1), alloc_barriers(SHAPE.STAGES, SHAPE.CONSUMERS)
+    v_full, v_empty = alloc_barriers(SHAPE.STAGES, 1), alloc_barriers(SHAPE.STAGES, SHAPE.CONSUMERS)
+    turns = alloc_barriers(SHAPE.CONSUMERS, 1)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns)
     fence_async_shared()
     tensors = (q_tiles, k_tiles, v_tiles, barriers, o, lse)
-    place, programs = gl.program_id(0), gl.num_programs(0)
-    sizes = (place, programs, batch_heads, heads, l2_heads, queries, keys)
+    sizes = (gl.program_id(0), gl.num_programs(0), batch_heads, heads, l2_heads, queries, keys)
     # Constexprs survive only in tuples written in the call itself.
-    if CONSUMERS == 2:
+    if SHAPE.CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (tensors, sizes, waves, scale_log2,
-                        0, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (consumer, (tensors, sizes, waves, scale_log2,
-                        1, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (kv_producer, (k, v, tensors, sizes, waves, group_size,
-                           CONSUMERS, BLOCK_N, STAGES, IS_CAUSAL)),
-            (q_producer, (q, tensors, sizes, waves, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
+            (consumer, (tensors, sizes, waves, scale_log2, 0, SHAPE)),
+            (consumer, (tensors, sizes, waves, scale_log2, 1, SHAPE)),
+            (kv_producer, (k, v, tensors, sizes, waves, group_size, SHAPE)),
+            (q_producer, (q, tensors, sizes, waves, SHAPE)),
         ], [4, 1, 1], [240, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (tensors, sizes, waves, scale_log2,
-                        0, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (consumer, (tensors, sizes, waves, scale_log2,
-                        1, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (consumer, (tensors, sizes, waves, scale_log2,
-                        2, CONSUMERS, BLOCK_D, BLOCK_N, STAGES, IS_CAUSAL, PINGPONG, SLOTS)),
-            (kv_producer, (k, v, tensors, sizes, waves, group_size,
-                           CONSUMERS, BLOCK_N, STAGES, IS_CAUSAL)),
-            (q_producer, (q, tensors, sizes, waves, CONSUMERS, BLOCK_N, IS_CAUSAL, SLOTS)),
+            (consumer, (tensors, sizes, waves, scale_log2, 0, SHAPE)),
+            (consumer, (tensors, sizes, waves, scale_log2, 1, SHAPE)),
+            (consumer, (tensors, sizes, waves, scale_log2, 2, SHAPE)),
+            (kv_producer, (k, v, tensors, sizes, waves, group_size, SHAPE)),
+            (q_producer, (q, tensors, sizes, waves, SHAPE)),
         ], [4, 4, 1, 1], [160, 160, 32, 32])  # fmt: skip

@@ -3,6 +3,7 @@
 These need TMA, 16-bit types, no split-KV and, in the backward, as many key heads as query heads.
 """
 
+from dataclasses import replace
 from functools import cache
 from math import gcd
 from typing import Any
@@ -18,6 +19,7 @@ from lmlab.kernels.hopper.bwd_dkdv_wide import flash_bwd_dkdv_wide_kernel
 from lmlab.kernels.hopper.bwd_dq import flash_bwd_dq_kernel
 from lmlab.kernels.hopper.bwd_fused import flash_bwd_fused_kernel
 from lmlab.kernels.hopper.fwd import flash_fwd_hopper_kernel
+from lmlab.kernels.hopper.warpgroup import Shape
 from lmlab.kernels.plan import Plan
 from lmlab.kernels.problem import Problem, ceil_div
 from lmlab.kernels.step import Operand, Tiled
@@ -28,7 +30,7 @@ WG_ROWS = 64
 """Resident rows of one warpgroup."""
 LOG2E = 1.4426950408889634
 FUSED_HEADS = 16
-"""Heads scheduled together in the fused backward: enough that no program waits long for another."""
+"""Heads scheduled together in the fused backward, so that no program waits long for another."""
 
 
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
@@ -54,20 +56,21 @@ def add_forward(
 ) -> None:
     """Add the launch that computes o and lse from q, k and v."""
     q, k, v, o, lse = operands
-    block_d = plan.constants["BLOCK_D"]
+    chunk, chunks = _chunks(problem.head_dim, plan.constants["BLOCK_D"])
     programs, l2_heads = _persistent(problem, tiles, plan)
     arguments = (
-        _tile(q, WG_ROWS, block_d), _tile(k, tiles.block_n, block_d),
-        _tile(v, tiles.block_n, block_d), _tile(o, WG_ROWS, block_d), lse, scale * LOG2E,
+        _tile(q, WG_ROWS, chunk), _tile(k, tiles.block_n, chunk),
+        _tile(v, tiles.block_n, chunk), _tile(o, WG_ROWS, chunk), lse, scale * LOG2E,
         problem.batch_heads, problem.heads, problem.group_size, l2_heads,
         ceil_div(plan.programs, programs), problem.queries, problem.keys,
     )  # fmt: skip
-    sizes = {"CONSUMERS": tiles.block_m // WG_ROWS, "BLOCK_N": tiles.block_n}
-    # Two consumers at head dimension 64 are as fast or faster without taking turns.
-    takes_turns = block_d > WG_ROWS or tiles.block_m > 2 * WG_ROWS
-    sizes |= {"PINGPONG": takes_turns, "SLOTS": q_slots(tiles, block_d)}
-    constants = sizes | _constants(tiles, plan) | {"BLOCK_D": block_d}
-    call.add_step(flash_fwd_hopper_kernel, programs, arguments, constants)
+    shape = Shape(
+        tiles.block_m // WG_ROWS, tiles.block_n, chunk, chunks, tiles.stages, problem.is_causal,
+        # Two consumers at head dimension 64 are as fast or faster without taking turns.
+        PINGPONG=chunk * chunks > WG_ROWS or tiles.block_m > 2 * WG_ROWS,
+        SLOTS=q_slots(tiles, chunk * chunks),
+    )  # fmt: skip
+    call.add_step(flash_fwd_hopper_kernel, programs, arguments, _constants(shape))
 
 
 def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
@@ -91,51 +94,42 @@ def add_backward(
     """Add one fused launch, or one for dK and dV and another for dQ."""
     q, k, v, grad_o, lse, delta = inputs
     grad_q, grad_k, grad_v = grads
-    block_d, block_m = plan.constants["BLOCK_D"], tiles.block_m
-    constants = _constants(tiles, plan)
+    chunk, chunks = _chunks(problem.head_dim, plan.constants["BLOCK_D"])
+    # Beyond head dimension 128 two warpgroups share a tile of 64 keys.
+    keys, block = (WG_ROWS, WG_ROWS) if chunks > 1 else (tiles.block_n, tiles.block_m)
+    shape = Shape(keys // WG_ROWS, block, chunk, chunks, tiles.stages, problem.is_causal)
+    programs = ceil_div(problem.keys, keys) * problem.batch_heads
     heads, lengths = (problem.batch_heads, problem.heads), (problem.queries, problem.keys)
-
-    def dkdv(rows: int, columns: int) -> tuple[Tiled, ...]:
-        return (
-            _tile(q, rows, columns), _tile(k, WG_ROWS, columns), _tile(v, WG_ROWS, columns),
-            _tile(grad_o, rows, columns), _vector(lse, rows), _vector(delta, rows),
-            _tile(grad_k, WG_ROWS, columns), _tile(grad_v, WG_ROWS, columns),
-        )  # fmt: skip
-
-    programs = ceil_div(problem.keys, tiles.block_n) * problem.batch_heads
-    pair = {"CONSUMERS": tiles.block_n // WG_ROWS}
-    if tiles.fused and block_d == WG_ROWS and block_m == WG_ROWS:
+    arguments: tuple[Any, ...] = (
+        _tile(q, block, chunk), _tile(k, WG_ROWS, chunk), _tile(v, WG_ROWS, chunk),
+        _tile(grad_o, block, chunk), _vector(lse, block), _vector(delta, block),
+        _tile(grad_k, WG_ROWS, chunk), _tile(grad_v, WG_ROWS, chunk),
+    )  # fmt: skip
+    if tiles.fused and chunk == WG_ROWS and block == WG_ROWS:
         padded = ceil_div(problem.queries, WG_ROWS) * WG_ROWS
-        dq_accum = call.scratch((problem.batch_heads * padded * block_d,), (1,), torch.float32)
-        arguments = (
-            *dkdv(block_m, block_d), grad_q, dq_accum, call.add_semaphores(programs),
-            row_strides(grad_q), scale, *heads, min(problem.batch_heads, FUSED_HEADS), *lengths,
+        dq_accum = call.scratch((problem.batch_heads * padded * chunk,), (1,), torch.float32)
+        arguments += (
+            grad_q, dq_accum, call.add_semaphores(programs), row_strides(grad_q), scale,
+            *heads, min(problem.batch_heads, FUSED_HEADS), *lengths,
         )  # fmt: skip
-        is_ragged = not problem.is_causal and problem.keys % tiles.block_n != 0
-        sizes = {"BLOCK_M": block_m, "BLOCK_D": block_d, "HEAD_DIM": problem.head_dim}
-        constants |= pair | sizes | {"RAGGED_KEYS": is_ragged}
+        is_ragged = not problem.is_causal and problem.keys % keys != 0
+        options = {"DS_STAGES": 3, "HEAD_DIM": problem.head_dim, "RAGGED_KEYS": is_ragged}
+        constants = _constants(replace(shape, **options))
         call.add_step(flash_bwd_fused_kernel, programs, arguments, constants)
         return
-    chunk, chunks = _chunks(problem.head_dim, block_d)
-    if chunks == 1:
-        arguments = (*dkdv(block_m, block_d), scale, *heads, plan.l2_heads, *lengths)
-        sizes = pair | {"BLOCK_M": block_m, "BLOCK_D": block_d}
-        call.add_step(flash_bwd_dkdv_kernel, programs, arguments, constants | sizes)
-    else:
-        programs = ceil_div(problem.keys, WG_ROWS) * problem.batch_heads
-        arguments = (*dkdv(WG_ROWS, chunk), scale, *heads, plan.l2_heads, *lengths)
-        sizes = {"BLOCK_M": WG_ROWS, "CHUNK": chunk, "CHUNKS": chunks}
-        call.add_step(flash_bwd_dkdv_wide_kernel, programs, arguments, constants | sizes)
+    kernel = flash_bwd_dkdv_wide_kernel if chunks > 1 else flash_bwd_dkdv_kernel
+    arguments += scale, *heads, plan.l2_heads, *lengths
+    call.add_step(kernel, programs, arguments, _constants(shape))
     # The dQ pass uses the tile transposed: BLOCK_N queries are resident, keys streamed.
-    block_n = dq_block_n(tiles, problem.head_dim, max(lengths))
+    block = dq_block_n(tiles, problem.head_dim, max(lengths))
     arguments = (
-        _tile(q, WG_ROWS, chunk), _tile(k, block_n, chunk), _tile(v, block_n, chunk),
+        _tile(q, WG_ROWS, chunk), _tile(k, block, chunk), _tile(v, block, chunk),
         _tile(grad_o, WG_ROWS, chunk), lse, delta, _tile(grad_q, WG_ROWS, chunk), scale,
         *heads, 1, plan.l2_heads, *lengths,
     )  # fmt: skip
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
-    sizes = pair | {"BLOCK_N": block_n, "CHUNK": chunk, "CHUNKS": chunks}
-    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants | sizes)
+    constants = _constants(replace(shape, CONSUMERS=tiles.block_n // WG_ROWS, BLOCK=block))
+    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants)
 
 
 def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:
@@ -145,9 +139,9 @@ def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:
     return (64, 3) if head_dim <= 192 else (128, 2)
 
 
-def _constants(tiles: Tiles, plan: Plan) -> dict[str, Any]:
+def _constants(shape: Shape) -> dict[str, Any]:
     # Four warps: one warpgroup; `gl.warp_specialize` in the kernel requests the others.
-    return {"IS_CAUSAL": plan.constants["IS_CAUSAL"], "STAGES": tiles.stages, "num_warps": 4}
+    return {"SHAPE": shape, "num_warps": 4}
 
 
 def _tile(x: Operand, rows: int, columns: int) -> Tiled:
