@@ -84,6 +84,8 @@ class Step:
     """Operands, and numbers as they are."""
     constants: dict[str, Any]
     """Compile-time arguments and launch options."""
+    overlaps: bool = False
+    """Start as soon as all programs of the previous launch have started, when repeated."""
     compiled: Any = field(default=None, init=False)
     """The kernel after the first launch; None if interpreted."""
 
@@ -112,6 +114,16 @@ class LaunchConfig(ctypes.Structure):
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
         ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
     )  # fmt: skip
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute with a value of integers."""
+
+    _fields_ = (("id", ctypes.c_uint), ("padding", ctypes.c_uint), ("value", ctypes.c_int * 16))
+
+
+OVERLAP = LaunchAttribute(6, 0, (1,))
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, on."""
 
 
 class DirectLaunches:
@@ -158,6 +170,8 @@ class DirectLaunches:
         self._memory.append(parameters)
         grid, width = (*step.grid, 1, 1)[:3], 32 * compiled.metadata.num_warps
         config = LaunchConfig(grid, (width, 1, 1), compiled.metadata.shared)
+        if step.overlaps:
+            config.attributes, config.count = ctypes.addressof(OVERLAP), 1
         function = ctypes.c_void_p(compiled.function)
         return config, partial(cuda().cuLaunchKernelEx, ctypes.byref(config), function, array, None)
 

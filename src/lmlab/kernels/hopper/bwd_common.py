@@ -36,6 +36,7 @@ from lmlab.kernels.hopper.warpgroup import (
     WG_ROWS,
     alloc_barriers,
     begin_tma_store,
+    let_next_launch_start,
     load_chunks,
     start_product,
     start_scores,
@@ -180,6 +181,7 @@ def begin_key_tile(
     ROWS: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """This program's tile of ROWS keys: its place, its query blocks, shared memory and barriers."""
+    let_next_launch_start()
     q, k, v, do = inputs
     key_tiles = (keys + ROWS - 1) // ROWS
     tile, batch, head = tile_of_program(

@@ -1,7 +1,9 @@
 """dQ on Hopper, warp-specialized: queries and dO resident, keys and values streamed.
 
 Three of the seven products of the two-pass backward; `bwd_dkdv` has the other four. See
-`bwd_common` for the pipeline.
+`bwd_common` for the pipeline. The two launches do not need each other's results, so this one starts
+while the last programs of the other still run (programmatic dependent launch): few heads then fill
+the GPU together, and no SM idles between the two.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -22,7 +24,13 @@ from lmlab.kernels.hopper.bwd_common import (
     start_s_and_dp,
     store_chunks,
 )
-from lmlab.kernels.hopper.warpgroup import WG_ROWS, key_blocks, key_mask, zero_chunks
+from lmlab.kernels.hopper.warpgroup import (
+    WG_ROWS,
+    key_blocks,
+    key_mask,
+    wait_for_previous_launch,
+    zero_chunks,
+)
 from lmlab.kernels.tile_ops import tile_of_program, vector_offset
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -110,3 +118,6 @@ def flash_bwd_dq_kernel(
         (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last,
                     False, False, SHAPE)),
     ], [4, 1], [240, 24])  # fmt: skip
+    # This launch must not end before the one it overlaps; one program that waits is enough.
+    if gl.program_id(0) == gl.num_programs(0) - 1:
+        wait_for_previous_launch()

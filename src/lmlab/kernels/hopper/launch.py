@@ -31,6 +31,9 @@ WG_ROWS = 64
 LOG2E = 1.4426950408889634
 FUSED_HEADS = 16
 """Heads scheduled together in the fused backward, so that no program waits long for another."""
+FEW_KEYS = 512
+"""Up to which the forward pads head dimensions of 65 to 96 to 128: one product takes less time than
+three smaller ones to start, and there are few of them."""
 
 
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
@@ -57,6 +60,8 @@ def add_forward(
     """Add the launch that computes o and lse from q, k and v."""
     q, k, v, o, lse = operands
     chunk, chunks = _chunks(problem.head_dim, plan.constants["BLOCK_D"])
+    if 64 < problem.head_dim <= 96 and problem.keys > FEW_KEYS:
+        chunk, chunks = 32, 3
     programs, l2_heads = _persistent(problem, tiles, plan)
     arguments = (
         _tile(q, WG_ROWS, chunk), _tile(k, tiles.block_n, chunk),
@@ -76,12 +81,17 @@ def add_forward(
 def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
     """Number of programs, and of heads scheduled together.
 
-    Persistent programs share the work evenly if the tiles of the heads scheduled together make an
-    even number of waves. The fewest such heads have the largest share of their K and V in the L2.
+    The fewer heads, the larger the share of their K and V in the L2. Without a mask all tiles take
+    equally long, and one head follows the other. Under a causal mask persistent programs share the
+    work evenly if the tiles of the heads scheduled together make an even number of waves.
     """
     num_sms = problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)
     heads = min(2 * num_sms // gcd(2 * num_sms, query_tiles), problem.batch_heads)
+    # Tiles of wide heads are so large that one head after the other pays where two waves allow it.
+    is_even = 2 * num_sms % query_tiles == 0
+    if not problem.is_causal or (problem.head_dim > 128 and is_even):
+        heads = 1
     if tiles.persistent and plan.programs > num_sms and heads <= 2 * plan.l2_heads:
         return num_sms, heads
     return plan.programs, plan.l2_heads
@@ -91,7 +101,7 @@ def add_backward(
     call: Call, problem: Problem, inputs: Operands, grads: Operands, scale: float, tiles: Tiles,
     plan: Plan,
 ) -> None:  # fmt: skip
-    """Add one fused launch, or one for dK and dV and another for dQ."""
+    """Add one fused launch, or one for dK and dV and another for dQ that overlaps it."""
     q, k, v, grad_o, lse, delta = inputs
     grad_q, grad_k, grad_v = grads
     chunk, chunks = _chunks(problem.head_dim, plan.constants["BLOCK_D"])
@@ -129,7 +139,7 @@ def add_backward(
     )  # fmt: skip
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
     constants = _constants(replace(shape, CONSUMERS=tiles.block_n // WG_ROWS, BLOCK=block))
-    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants)
+    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants, overlaps=True)
 
 
 def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:
