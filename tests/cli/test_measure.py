@@ -113,8 +113,7 @@ def test_ranks_are_started_by_torchrun(
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
-    [(128 + signal.SIGINT, "lmlab: interrupted\n"), (128 + signal.SIGTERM, "")],
+    ("status", "said"), [(128 + signal.SIGINT, "lmlab: interrupted\n"), (128 + signal.SIGTERM, "")]
 )
 def test_a_signal_that_ended_the_ranks_ends_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, said: str

@@ -81,6 +81,7 @@ def test_kernels_fit_and_do_not_spill(case: Launch, gpu: FakeGpu, tmp_path: Path
             assert ("wgmma.mma_async" in code) == (resident >= 64)
         assert ("cp.async.bulk.tensor" in code) == (tiles.tma or tiles.warp_specialized)
         assert ("red.relaxed.gpu.global.add.v4.f32" in code) == ("fused" in name)
+        assert (name == DQ) == kernel.metadata.launch_pdl == ("griddepcontrol.wait" in code)
         if tiles.warp_specialized:
             assert "serialized" not in assembler_report(code, tmp_path)
 

@@ -141,9 +141,9 @@ def test_without_a_mask_the_number_of_waves_decides(heads: int, rows: int) -> No
     assert configs.look_up(replace(problem, is_causal=True)).block_m == 128
 
 
-def test_without_a_mask_a_tile_per_sm_is_not_split() -> None:
-    for is_causal, splits in ((False, 1), (True, 2)):
-        problem = replace(of_length(16384), head_dim=128, is_causal=is_causal)
+def test_without_a_mask_or_with_wide_heads_a_tile_per_sm_is_not_split() -> None:
+    for is_causal, head_dim, splits in ((False, 128, 1), (True, 128, 2), (True, 256, 1)):
+        problem = replace(of_length(16384), head_dim=head_dim, is_causal=is_causal)
         assert forward_plan(problem, configs.look_up(problem)).splits == splits
 
 

@@ -65,8 +65,7 @@ def test_matmul_in_every_order(device: str, shape: tuple[int, int, int], group: 
 @pytest.mark.parametrize("stride", [1, 3, 32])
 def test_strided_copy(device: str, stride: int) -> None:
     x = random(1500 * stride, device=device)
-    out = torch.empty(1500, device=device)
-    assert torch.equal(strided_copy(x, stride, out), x[::stride])
+    assert torch.equal(strided_copy(x, stride, torch.empty(1500, device=device)), x[::stride])
 
 
 @DEVICES
@@ -109,8 +108,7 @@ def test_leading_dimensions_are_tokens_and_large_logits_do_not_overflow() -> Non
     hidden, weight, targets = problem(12, 40, 16)
     scaled = hidden.detach() * 1000
     found = fused_linear_cross_entropy(scaled.view(3, 4, 16), weight, targets.view(3, 4))
-    expected = F.cross_entropy(F.linear(scaled, weight), targets)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, F.cross_entropy(F.linear(scaled, weight), targets))
 
 
 def test_shapes_that_do_not_fit_and_tiles_that_do_not_divide_are_refused() -> None:
@@ -132,8 +130,7 @@ def test_bf16_on_a_gpu_needs_less_memory_and_is_as_exact(words: int) -> None:
     found = with_gradients(fused_linear_cross_entropy(hidden, weight, targets), hidden, weight)
     peak = torch.cuda.max_memory_allocated() - before
     for ours, exact in zip(found, expected, strict=True):
-        error = (ours.float() - exact).norm() / exact.norm()
-        assert error < 2e-2
+        assert (ours.float() - exact).norm() / exact.norm() < 2e-2
     if words > 2 * fused_loss.LARGEST_CHUNK:
         assert peak < 2000 * words * 4
 
@@ -145,8 +142,7 @@ def trained(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], st
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         for parameter in parameters:
-            gradient = torch.randn(parameter.shape, generator=generator)
-            parameter.grad = gradient.to(parameter.device, parameter.dtype)
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
         optimizer.step()
 
 

@@ -30,7 +30,15 @@ class Driver:
     def _launch(self, config: Any, function: Any, addresses: Any, _: None) -> int:
         given = config._obj
         values = [ctypes.string_at(at, n) for at, n in zip(addresses, self.sizes, strict=True)]
-        shape = [*given.grid, *given.block, given.shared]
+        attribute = step.LaunchAttribute.from_address(given.attributes)
+        shape = [
+            *given.grid,
+            *given.block,
+            given.shared,
+            given.count,
+            attribute.id,
+            *attribute.value,
+        ]
         self.launched.append((function.value, shape, given.stream, values))
         return self.status
 
@@ -69,7 +77,7 @@ def test_parameters_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> Non
     meta = {"swizzle": 3, "block_size": [1, 1, 4]}
     compiled = SimpleNamespace(
         src=SimpleNamespace(signature=signature), function=99,
-        metadata=SimpleNamespace(tensordesc_meta=[meta], num_warps=4, shared=1024),
+        metadata=SimpleNamespace(tensordesc_meta=[meta], num_warps=4, shared=9, launch_pdl=True),
     )  # fmt: skip
     launched = Step(None, (5,), (plain, tiled, 6, (2**40, 1), 0.5, 1), {})
     launched.compiled = compiled
@@ -84,7 +92,8 @@ def test_parameters_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RuntimeError, match="CUDA error 700"):
         run([x.data_ptr(), y.data_ptr()])
     (function, shape, stream, values), *_ = driver.launched
-    assert (function, shape, stream) == (99, [5, 1, 1, 128, 1, 1, 1024], 7)
+    pdl = [1, 6, 1, *[0] * 15]  # one attribute, "programmatic stream serialization", allowed
+    assert (function, shape, stream) == (99, [5, 1, 1, 128, 1, 1, 9, *pdl], 7)
     assert int_of(values[0]) == y.data_ptr()
     assert [int_of(raw) for raw in values[2:8]] == [2, 3, 4, 12, 4, 1]
     assert [int_of(values[8]), int_of(values[9])] == [6, 2**40]

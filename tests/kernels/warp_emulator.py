@@ -361,7 +361,7 @@ class Emulator:
             "warpgroup_mma": Product,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             **dict.fromkeys(("fence_async_shared", "warpgroup_barrier"), lambda: None),
-            **dict.fromkeys(("let_next_launch_start", "wait_for_previous_launch"), lambda: None),
+            **dict.fromkeys(("gdc_launch_dependents", "gdc_wait"), lambda: None),
             **{"store_v4": store, "load_v4": load},
             "red_add_v4": partial(atomic_add, sem="relaxed"),
         }

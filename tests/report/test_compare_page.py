@@ -145,9 +145,7 @@ def machine(
         for size, ms in times.items()
     ]
     return Machine(
-        name=name,
-        chapters={"steps": table_of(rows)},
-        **{"ceilings": UNIT, "stated": UNIT, **more},
+        name=name, chapters={"steps": table_of(rows)}, **{"ceilings": UNIT, "stated": UNIT, **more}
     )
 
 

@@ -78,13 +78,10 @@ class Call:
         self.semaphores = count
         return self._add([], Buffer((count,), (1,), torch.int32))
 
-    def add_step(
-        self, kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any],
-        overlaps: bool = False,
-    ) -> None:  # fmt: skip
+    def add_step(self, kernel: Any, grid: Any, arguments: Any, constants: dict[str, Any]) -> None:
         """Add a launch; `grid` is a number of programs or a tuple."""
         grid = grid if isinstance(grid, tuple) else (grid,)
-        self.steps.append(Step(kernel, grid, tuple(arguments), constants, overlaps))
+        self.steps.append(Step(kernel, grid, tuple(arguments), constants))
 
     def __call__(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
         """Allocate and launch. `addresses` are the inputs' and are extended in place; a launch

@@ -35,8 +35,10 @@ def forward_plan(problem: Problem, tiles: Tiles) -> Plan:
     """How to launch the forward kernel."""
     items = ceil_div(problem.queries, tiles.block_m) * problem.batch_heads
     most = ceil_div(problem.keys, tiles.block_n) // MIN_TILES_PER_SPLIT
-    # The warp-specialized kernel cannot split; without a mask, a program per SM keeps it busy.
-    per_sm = 1 if tiles.warp_specialized and not problem.is_causal else 2
+    # The warp-specialized kernel cannot split. Where it is much faster than the portable one, or
+    # without a mask, a program per SM keeps it busy.
+    is_better = problem.head_dim > 128 or not problem.is_causal
+    per_sm = 1 if tiles.warp_specialized and is_better else 2
     splits = tiles.splits or _splits(items, most, per_sm * problem.gpu.num_sms)
     return Plan(
         programs=items * splits,

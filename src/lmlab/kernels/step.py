@@ -84,8 +84,6 @@ class Step:
     """Operands, and numbers as they are."""
     constants: dict[str, Any]
     """Compile-time arguments and launch options."""
-    overlaps: bool = False
-    """Start as soon as all programs of the previous launch have started, when repeated."""
     compiled: Any = field(default=None, init=False)
     """The kernel after the first launch; None if interpreted."""
 
@@ -102,7 +100,7 @@ def can_repeat(compiled: Any, device: torch.device) -> bool:
         return False
     meta = compiled.metadata
     scratch = meta.global_scratch_size or meta.profile_scratch_size
-    options = meta.launch_cooperative_grid or meta.launch_pdl or meta.num_ctas != 1
+    options = meta.launch_cooperative_grid or meta.num_ctas != 1
     types = [kind for kind in compiled.src.signature.values() if str(kind).startswith("tensordesc")]
     return not scratch and not options and len(types) == len(meta.tensordesc_meta or ())
 
@@ -122,8 +120,8 @@ class LaunchAttribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_uint), ("padding", ctypes.c_uint), ("value", ctypes.c_int * 16))
 
 
-OVERLAP = LaunchAttribute(6, 0, (1,))
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, on."""
+PDL = LaunchAttribute(6, 0, (1,))
+"""Programmatic dependent launch: start once all programs of the launch before allow it."""
 
 
 class DirectLaunches:
@@ -170,8 +168,8 @@ class DirectLaunches:
         self._memory.append(parameters)
         grid, width = (*step.grid, 1, 1)[:3], 32 * compiled.metadata.num_warps
         config = LaunchConfig(grid, (width, 1, 1), compiled.metadata.shared)
-        if step.overlaps:
-            config.attributes, config.count = ctypes.addressof(OVERLAP), 1
+        if compiled.metadata.launch_pdl:
+            config.attributes, config.count = ctypes.addressof(PDL), 1
         function = ctypes.c_void_p(compiled.function)
         return config, partial(cuda().cuLaunchKernelEx, ctypes.byref(config), function, array, None)
 

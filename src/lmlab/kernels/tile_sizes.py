@@ -30,31 +30,33 @@ hopper    forward   16  64 any      256    2   64   64  4  3
 hopper    forward   16  64 causal   256    8   64   64  4  2
 hopper    forward   16  64 full     256    4   64   64  4  2
 hopper    forward   16  64 causal   512    8   64   64  4  3  tma
-hopper    forward   16  64 any      128  any  128   64  8  4  persistent warp-specialized
 hopper    forward   16  64 any      256  any  128   64  8  6  persistent warp-specialized
 hopper    forward   16  64 causal   512  any  128   64  8  6  persistent warp-specialized
 hopper    forward   16  64 full    1024    2   64  128  4  3
+hopper    forward   16  64 full     any    1   64  128  4  3
+hopper    forward   16  64 full    1024    3   64   64  4  3  tma
 hopper    forward   16  64 causal  1024    8   64   64  4  3  tma
 hopper    forward   16  64 any     1024  any  128  128  8  3  persistent warp-specialized
-hopper    forward   16  64 any     2048    2   64   64  4  3  tma
+hopper    forward   16  64 causal  2048    2   64   64  4  3  tma
 hopper    forward   16  64 any     2048    4  128  128  8  3  persistent warp-specialized
 hopper    forward   16  64 causal  2048    8   64   64  4  3  tma
 hopper    forward   16  64 causal  4096  1/2   64   64  4  3  tma
-hopper    forward   16  64 full     any    1   64   64  4  3  tma
 hopper    forward   16  64 any      any    8  128  128  8  3  persistent warp-specialized
 hopper    forward   16  64 any      any  any  192  128  8  3  persistent warp-specialized
-hopper    forward   16 128 any      256    2   64   64  4  3  tma
-hopper    forward   16 128 full     512    1   64  128  4  3
-hopper    forward   16 128 any      512  1/2   64   64  4  3  tma
-hopper    forward   16 128 any      512  any  128  128  8  2  persistent warp-specialized
+hopper    forward   16 128 any       64  any   64   64  4  3  tma
+hopper    forward   16 128 any      128    4   64   64  4  2
+hopper    forward   16 128 any      512    2   64   64  4  3  tma
+hopper    forward   16 128 full     256  any  128   64  8  3  persistent warp-specialized
+hopper    forward   16 128 causal   512  any  128   64  8  3  persistent warp-specialized
 hopper    forward   16 128 causal  1024    2   64   64  4  3  tma
+hopper    forward   16 128 causal  1024    8  128   64  8  3  persistent warp-specialized
 hopper    forward   16 128 any     2048    1   64   64  4  3  tma
 hopper    forward   16 128 causal  4096  1/2   64   64  4  3  tma
 hopper    forward   16 128 full     any    1   64   64  4  3  tma
 hopper    forward   16 128 causal   any    2  128   64  8  3  persistent warp-specialized
 hopper    forward   16 128 any      any  any  128  128  8  2  persistent warp-specialized
+hopper    forward   16 256 any       64  any   64   64  4  1  tma
 hopper    forward   16 256 any      512    1   64   64  4  3  tma
-hopper    forward   16 256 any      512  any  128   64  8  2  persistent warp-specialized
 hopper    forward   16 256 any      any    1   64   32  4  2
 hopper    forward   16 256 any      any  any  128   64  8  2  persistent warp-specialized
 hopper    backward  16  32 any      256  any   32   64  4  3  inline-delta
@@ -77,11 +79,11 @@ hopper    backward  16  64 any      512    8   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 any      512  any   64   64  4  3  tma whole
 hopper    backward  16  64 any     1024  1/8   32   64  4  3  inline-delta
 hopper    backward  16  64 any     1024  1/2   64   64  4  3  inline-delta
-hopper    backward  16  64 any     1024    4   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 causal  1024    4   64  128  8  2  warp-specialized
+hopper    backward  16  64 full    1024    4   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 any     1024    8   64  128  8  2  warp-specialized fused
 hopper    backward  16  64 any     1024  any   64   64  4  3  tma whole
 hopper    backward  16  64 any     2048  1/4   64   64  4  3  inline-delta
-hopper    backward  16  64 full     any    2   64   64  4  3  tma whole
 hopper    backward  16  64 full    2048    8   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 full     any    4   64   64  4  3  tma whole
 hopper    backward  16  64 full    8192  1/2   64   64  4  3  tma
@@ -92,14 +94,12 @@ hopper    backward  16  64 causal  2048    8   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 any      any  any   64  128  8  2  warp-specialized fused
 hopper    backward  16 128 any      128    4   32   64  4  3  inline-delta
 hopper    backward  16 128 any       64  any   32   64  4  3  tma
-hopper    backward  16 128 any      256    2   32   64  4  3  inline-delta
 hopper    backward  16 128 any      512  1/2   32   64  4  3  inline-delta
 hopper    backward  16 128 full     any  1/2   64   64  4  3  tma
 hopper    backward  16 128 causal  1024  1/2   64   64  4  3
 hopper    backward  16 128 causal  2048  1/4   64   64  4  3
 hopper    backward  16 128 any     1024  any   64  128  8  2  warp-specialized
-hopper    backward  16 128 causal 16384  1/2   64  128  8  3
-hopper    backward  16 128 causal 16384    1   64  128  8  3  whole
+hopper    backward  16 128 causal 16384    1   64  128  8  3
 hopper    backward  16 128 any      any  any   64  128  8  2  warp-specialized
 hopper    backward  16 256 any      any  1/8   32   32  4  2
 hopper    backward  16 192 any      any  any   64  128  8  2  warp-specialized

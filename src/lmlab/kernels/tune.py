@@ -4,8 +4,8 @@ The grid covers short to long sequences, each also with a ragged length, and pro
 fraction of the GPU or fill it many times over (blocks of queries per SM). Every candidate that fits
 is compiled (in parallel, because compiling takes longer than timing), checked against PyTorch's
 attention on a small problem, and timed at each grid point; the fastest few are timed again,
-interleaved. Inputs have a model's memory layout, (batch, sequence, heads, head_dim); times are
-device times of replayed CUDA graphs (`lmlab.kernels.graph_clock`).
+interleaved. Inputs have a model's memory layout, (batch, sequence, heads, head_dim), and the clock
+is the study's: device time with a cold L2.
 
 The winners are printed as rows to insert above those in `tile_sizes`, which still apply beyond the
 longest sequence and the fullest GPU of the grid. Neighboring grid points with the same winners
@@ -17,7 +17,7 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,10 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmlab.kernels import launch, workspace
+from lmlab.kernels import launch
 from lmlab.kernels.configs import WHOLE, Fp32Dot, Tiles, format_row, orient, shared_bytes
-from lmlab.kernels.graph_clock import medians_ms, record
 from lmlab.kernels.problem import BLOCK_ROWS, Problem
+from lmlab.measure.kernel_clock import measure_in_rounds
+from lmlab.measure.stop_rule import SamplingBudget
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 HEAD_DIMS = [32, 64, 128, 256]
@@ -41,7 +42,9 @@ RAGGED = 24
 BLOCKS_PER_SM = [0.25, 1.0, 4.0, 16.0, 64.0]
 MODEL_HEADS = 16
 """More heads than these are further sequences of the batch, as in a model."""
-QUICK_ROUNDS, FINALISTS = 3, 4
+QUICK = SamplingBudget(min_samples=5, max_samples=5)
+FINAL = SamplingBudget(min_samples=30, max_samples=60)
+FINALISTS = 4
 SHORT = 2048
 """Queries and keys up to which saving a launch may be worth reading O again."""
 TIMEOUT_S = 120.0
@@ -62,7 +65,8 @@ def _portable(problem: Problem) -> Iterator[Tiles]:
     is_short = problem.sequence <= SHORT
     resident = [32, 64, 128] if problem.bits == 16 else [16, 32, 64, 128]
     streamed = [32, 64, 128] if problem.bits == 16 else [16, 32, 64]
-    stages = [2, 3, 4] if problem.bits == 16 else [1, 2, 3]
+    fewest = 1 if problem.bits == 32 or problem.sequence <= BLOCK_ROWS else 2
+    stages = [fewest, fewest + 1, fewest + 2]
     dots: tuple[Fp32Dot, ...] = ("ieee",) if problem.bits == 16 else ("ieee", "tf32x3")
     if problem.bits == 32 and problem.direction == "backward":
         dots = (*dots, "bf16x6")
@@ -130,18 +134,23 @@ def run(problem: Problem, inputs: tuple[Tensor, ...], tiles: Tiles | None) -> tu
 def fastest(problem: Problem, tried: Sequence[Tiles]) -> Tiles | None:
     """The fastest tiles that run: each candidate is timed alone, then the best few interleaved."""
     call = partial(run, problem, inputs_of(problem))
-    reserves = dict(workspace._reserves)
-    quick = {}
-    for tiles in tried:
-        with suppress(launch.TilesTooLarge):
-            (quick[tiles],) = medians_ms([record(partial(call, tiles))], QUICK_ROUNDS)
-    finalists = sorted(quick, key=lambda tiles: quick[tiles])[:FINALISTS]
-    medians = medians_ms([record(partial(call, tiles)) for tiles in finalists])
-    # These graphs will not run again and left their semaphores at zero, so the next problem can
-    # have them. With the reserve used up, graphs would clear their own, which takes time.
-    workspace._reserves.update(reserves)
-    times = dict(zip(finalists, medians, strict=True))
-    return min(times, key=lambda tiles: times[tiles], default=None)
+    finalists = fastest_first(call, tried, problem.device, QUICK)[:FINALISTS]
+    return next(iter(fastest_first(call, finalists, problem.device, FINAL)), None)
+
+
+def fastest_first(
+    call: Callable[[Tiles], object],
+    tried: Sequence[Tiles],
+    device: torch.device,
+    budget: SamplingBudget,
+) -> list[Tiles]:
+    """The tiles that fit, by their median time in interleaved rounds."""
+    variants = {str(place): partial(partial, call, tiles) for place, tiles in enumerate(tried)}
+    measured, errors = measure_in_rounds(variants, device=device, budget=budget)
+    for error in errors.values():
+        if not isinstance(error, launch.TilesTooLarge):
+            raise error
+    return [tried[int(x)] for x in sorted(measured, key=lambda x: measured[x].median_ms)]
 
 
 def is_usable(problem: Problem, tiles: Tiles) -> bool:
@@ -254,8 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             device, DTYPES[options.dtype], batch=1, heads=1, kv_heads=1, queries=1, keys=1,
             head_dim=head_dim, is_causal=not options.full, tf32=False, direction=direction,
         )  # fmt: skip
-        with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
-            print(*tune(like, options.sequence, options.jobs), sep="\n", flush=True)
+        print(*tune(like, options.sequence, options.jobs), sep="\n", flush=True)
     return 0
 
 

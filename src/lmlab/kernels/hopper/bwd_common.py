@@ -31,12 +31,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from lmlab.kernels.hopper.warpgroup import (
     WG_ROWS,
     alloc_barriers,
     begin_tma_store,
-    let_next_launch_start,
     load_chunks,
     start_product,
     start_scores,
@@ -181,7 +181,7 @@ def begin_key_tile(
     ROWS: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """This program's tile of ROWS keys: its place, its query blocks, shared memory and barriers."""
-    let_next_launch_start()
+    gdc_launch_dependents()  # the dQ pass may start once all programs of this launch have
     q, k, v, do = inputs
     key_tiles = (keys + ROWS - 1) // ROWS
     tile, batch, head = tile_of_program(

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from lmlab.kernels.hopper.bwd_common import (
     add_product,
@@ -24,13 +25,7 @@ from lmlab.kernels.hopper.bwd_common import (
     start_s_and_dp,
     store_chunks,
 )
-from lmlab.kernels.hopper.warpgroup import (
-    WG_ROWS,
-    key_blocks,
-    key_mask,
-    wait_for_previous_launch,
-    zero_chunks,
-)
+from lmlab.kernels.hopper.warpgroup import WG_ROWS, key_blocks, key_mask, zero_chunks
 from lmlab.kernels.tile_ops import tile_of_program, vector_offset
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -120,4 +115,4 @@ def flash_bwd_dq_kernel(
     ], [4, 1], [240, 24])  # fmt: skip
     # This launch must not end before the one it overlaps; one program that waits is enough.
     if gl.program_id(0) == gl.num_programs(0) - 1:
-        wait_for_previous_launch()
+        gdc_wait()

@@ -139,7 +139,7 @@ def add_backward(
     )  # fmt: skip
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
     constants = _constants(replace(shape, CONSUMERS=tiles.block_n // WG_ROWS, BLOCK=block))
-    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants, overlaps=True)
+    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants | {"launch_pdl": True})
 
 
 def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:

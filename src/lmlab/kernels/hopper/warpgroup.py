@@ -74,23 +74,6 @@ def alloc_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def let_next_launch_start():
-    """Let a launch that overlaps this one start as soon as all programs of this one have."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.b32 $0, 0;", "=r", [], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def wait_for_previous_launch():
-    """Wait until the launch that this one overlaps has finished; at once if it overlaps none."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def key_blocks(start, queries, keys, ROWS: gl.constexpr, SHAPE: gl.constexpr):
     """For ROWS queries from `start`: the number of key blocks that need no mask, and of all."""
     unmasked, end = key_range(start, queries, keys, ROWS, SHAPE.BLOCK, SHAPE.IS_CAUSAL)
