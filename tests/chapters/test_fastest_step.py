@@ -1,5 +1,6 @@
 """The ladder of training steps: checked rungs, searched batches, and the page they give."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lmlab.chapters.fastest_step import grid
 from lmlab.chapters.fastest_step.measure import ladder, leaderboard, measure
+from lmlab.chapters.fastest_step.measure.ladder import Ladder
 from lmlab.chapters.fastest_step.measure.rungs import Rung
 from lmlab.chapters.fastest_step.measure.trainer import RungStep, Trainer
 from lmlab.jobs.outcome import Outcome, Unsupported
@@ -43,13 +45,17 @@ def ladder_point(**changes: Any) -> Point:
     )
 
 
-def fail_beyond(monkeypatch: pytest.MonkeyPatch, most: Callable[[Rung], int]) -> None:
-    """Steps of more copies of the batch run out of memory."""
+def fail_beyond(
+    monkeypatch: pytest.MonkeyPatch,
+    most: Callable[[Rung], int],
+    error: type[Exception] = torch.OutOfMemoryError,
+) -> None:
+    """Steps of more copies of the batch fail."""
     run = RungStep.run
 
     def limited(step: RungStep) -> None:
         if step.rung.copies > most(step.rung):
-            raise torch.OutOfMemoryError("full")
+            raise error("full")
         run(step)
 
     monkeypatch.setattr(RungStep, "run", limited)
@@ -112,11 +118,17 @@ def test_checkpointing_takes_the_rest(cpu: torch.device, monkeypatch: pytest.Mon
     assert value_of(outcome, "gradient_error", variant="checkpoint") < 1e-5
 
 
-def test_nothing_is_checkpointed_for_batches_that_stopped_helping(
-    cpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ladder, "WORTHWHILE", 1e9)
-    fail_beyond(monkeypatch, lambda rung: 4)  # 4 and 8 fit, and 8 does not help
+@pytest.mark.parametrize(
+    ("worthwhile", "most", "error"),
+    [(1e9, 4, torch.OutOfMemoryError), (0.0, 2, RuntimeError)],
+    ids=["8 does not help", "8 fails for another reason"],
+)
+def test_nothing_is_checkpointed_unless_a_batch_that_would_help_does_not_fit(
+    worthwhile: float, most: int, error: type[Exception], cpu: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(ladder, "WORTHWHILE", worthwhile)
+    fail_beyond(monkeypatch, lambda rung: most, error)
     outcome = measure(ladder_point(rungs=["fp32", "batch", "checkpoint"]), cpu)
     (checkpoint,) = found(outcome, "time", rung="checkpoint")
     assert (checkpoint["status"], checkpoint["value"]) == ("unsupported", None)
@@ -131,6 +143,42 @@ def test_a_step_that_cannot_be_profiled_keeps_its_wall_time(
     assert {r["status"] for r in found(outcome, "time")} == {"ok"}
     (failed,) = found(outcome, "device_time")
     assert (failed["labels"]["rung"], failed["status"]) == ("fp32", "oom")
+
+
+@pytest.mark.parametrize("part", ["_rounds", "_note_energy"])
+def test_a_failure_while_a_rung_is_measured_costs_no_other(
+    part: str, cpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = getattr(Ladder, part), itertools.count()
+
+    def fails_second(*arguments: Any) -> Any:
+        if next(calls) == 1:
+            raise RuntimeError("broken")
+        return original(*arguments)
+
+    monkeypatch.setattr(Ladder, part, fails_second)
+    rungs = ["fp32", "attention", "batch"]
+    outcome = measure(ladder_point(rungs=rungs, attentions=["sdpa_math"]), cpu)
+    quantity = "time" if part == "_rounds" else "energy_per_token"
+    (failed,) = (each for each in outcome.measurements if each["status"] != "ok")
+    assert (failed["quantity"], failed["labels"]["rung"]) == (quantity, "attention")
+    (after,) = found(outcome, "time", rung="batch", side="rung")
+    assert after["labels"]["attention"] == ("naive" if part == "_rounds" else "sdpa_math")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "part"),
+    [
+        ("flash_bwd_dq_kernel", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "attention"),
+        ("loss_forward_kernel", "loss"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_TNT", "matmul"),
+        ("triton_poi_fused_add_3", "elementwise"),
+        ("adamw_kernel", "optimizer"),
+    ],
+)
+def test_parts_of_a_step(kernel: str, part: str) -> None:
+    assert ladder.part_of(kernel) == part
 
 
 def test_our_kernels_compute_the_same_step(cpu: torch.device) -> None:
@@ -212,6 +260,7 @@ def test_every_rung_on_a_gpu(rungs: list[str]) -> None:
     assert timed == set(rungs)
     for rung in rungs:
         assert value_of(outcome, "peak_memory", variant=rung) > 0
+        assert value_of(outcome, "part_time", variant=rung, part="matmul") > 0
 
 
 PARAMETERS = {"topic": "ladder", "size": "small", "context": 1024, "batch": 4}
@@ -256,10 +305,17 @@ def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, ot
 
 def test_device_time_of_a_rung_is_next_to_its_wall_time(tmp_path: Path) -> None:
     labels = {"rung": "mine", "attention": "flash", "side": "rung"}
-    device = time_record([4.0, 4.0, 4.0], clock="device", **labels)
-    results = [result(PARAMETERS, [*steps(5.0, 6.0), device], chapter="fastest_step")]
-    _, pages = rendered(tmp_path, written(tmp_path / "r", results), "fastest_step")
-    assert "| mine | 4 | 5.00 | 4.00 | 80 % | 200,000 | 2.0x |" in pages["fastest_step"]
+    device = time_record([4.9, 4.9, 4.9], clock="device", **labels)
+    parts = [
+        value("part_time", ms, "ms", variant="mine", part=part, rung="mine", attention="flash")
+        for part, ms in (("matmul", 3.0), ("attention", 1.0))
+    ]
+    results = [result(PARAMETERS, [*steps(5.0, 6.0), device, *parts], chapter="fastest_step")]
+    front, pages = rendered(tmp_path, written(tmp_path / "r", results), "fastest_step")
+    assert "| mine | 4 | 5.00 | 4.90 | 98 % | 200,000 | 2.0x |" in pages["fastest_step"]
+    assert "| rung | matmul | attention |" in pages["fastest_step"]
+    assert "| mine | 3.00 | 1.00 |" in pages["fastest_step"]
+    assert "matmuls take 75 % of that" in front
 
 
 def test_a_ladder_without_any_rung_has_the_reason_of_the_first_and_a_page(

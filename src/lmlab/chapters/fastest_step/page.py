@@ -94,6 +94,12 @@ TABLES = {
             "allowed": quantity("gradient_tolerance", "scientific", **OWN),
         },
     ),
+    "parts": Table(
+        title="Device time of a step by kind of kernel, {size} (ms)",
+        rows=["rung"],
+        where={"quantity": "part_time"},
+        columns={"{part}": quantity("part_time", "ms")},
+    ),
     "attention": Table(
         title="The same rung with another attention, in the same rounds",
         rows=["size", "rung"],
@@ -190,4 +196,6 @@ def _best(rows: Rows) -> dict[str, Any]:
     }
     first = rates.iloc[0]
     gain = best["value"] / first["value"]
+    parts = select(here, quantity="part_time").set_index("part")["value"]
+    shares["matmul_share"] = parts["matmul"] / parts.sum() if "matmul" in parts else None
     return {**best, **shares, "first": first["rung"], "gain": gain}

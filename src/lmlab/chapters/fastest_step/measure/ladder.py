@@ -9,15 +9,17 @@ memory together are rebuilt for every round (`rebuilt`).
 
 Records have the labels rung, precision, attention, batch_size, checkpoint and side (`rung`,
 `before` for the one below it, `other` for another attention): `time` and `token_time` (ms per step
-and per token; wall clock, and device time except for `before`). Without side: `compile_time` (by
-how much the first steps exceed a later one: compilation, capture), `peak_memory`,
-`energy_per_token`, `loss_error` and `gradient_error` with their `loss_tolerance` and
-`gradient_tolerance`, `flops` (matmuls of the model, causal half of attention, recomputation not
-counted), `tokens`, and `tried_throughput` of every batch tried.
+and per token; wall clock, and device time except for `before`). Without side: `part_time` (device
+time of a step by kind of kernel), `compile_time` (by how much the first steps exceed a later one:
+compilation, capture), `peak_memory`, `energy_per_token`, `loss_error` and `gradient_error` with
+their `loss_tolerance` and `gradient_tolerance`, `flops` (matmuls of the model, causal half of
+attention, recomputation not counted), `tokens`, and `tried_throughput` of every batch tried.
 """
 
+import re
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity
 
 from lmlab.chapters.attention.measure.compiling import call_ms, compiler
 from lmlab.chapters.attention.measure.model import LOSS_TOLERANCE
@@ -42,11 +45,13 @@ from lmlab.jobs.outcome import Outcome, Unsupported, without_numbers
 from lmlab.measure.busy import device_time
 from lmlab.measure.clock import PhaseClock, synchronize
 from lmlab.measure.device import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from lmlab.measure.intervals import interval, is_gpu_work, length, profiled_events
 from lmlab.measure.nvml import nvml_session, query, visible_gpu
 from lmlab.measure.records import Record, timed
 from lmlab.measure.rounds import round_order
 from lmlab.measure.statistics import Measurement
 from lmlab.measure.time_spent import measuring
+from lmlab.measure.trace.kernel_names import MATMULS, family
 from lmlab.model import cost, loading
 from lmlab.study.points import Point
 
@@ -57,6 +62,8 @@ WORTHWHILE = 1.02
 MISSES = 2
 """Larger batches are tried until so many in a row do not raise the tokens per second by so much."""
 BELOW = "below"
+OWN_PARTS = (("attention", r"flash_[fb]|sdpa|fmha|^delta_kernel"), ("loss", r"^loss_\w+_kernel"))
+Note = Callable[[Variants, str, RungStep], None]
 
 
 def measure(point: Point, device: torch.device) -> Outcome:
@@ -72,6 +79,12 @@ def measure(point: Point, device: torch.device) -> Outcome:
             ladder.climb(name)
         ladder.time_device()
     return ladder.outcome()
+
+
+def part_of(kernel: str) -> str:
+    """What a kernel belongs to: fused attention, our loss, or a family of kernels."""
+    own = (part for part, rule in OWN_PARTS if re.search(rule, kernel))
+    return next(own, "matmul" if family(kernel) in MATMULS else family(kernel))
 
 
 class Ladder:
@@ -123,24 +136,34 @@ class Ladder:
                 if rebuilt:
                     steps[name].close()
         if rung.name in steps:
-            rebuilt = self._time(rung.name, steps, rebuilt)
-            for name, step in steps.items():
-                self._note_energy(variants, name, step)
-                self._timed.append((rung.name, name, step, rebuilt))
-                if rebuilt:
-                    step.close()
+            with variants.attempt(rung.name):
+                rebuilt = self._time(rung.name, steps, rebuilt)
+                for name, step in steps.items():
+                    self._timed.append((rung.name, name, step, rebuilt))
+                    self._aside("energy_per_token", name, step, self._note_energy)
+                    if rebuilt:
+                        step.close()
         self.records += variants.records
-        kept = steps.pop(rung.name, None)
-        for step in steps.values():
-            step.close()
-        if kept is not None:
+        if rung.name in steps and rung.name in variants.running:
             if self._below is not None:
                 self._below.close()
-            self.rung, self._below = rung, kept
+            self.rung, self._below = rung, steps.pop(rung.name)
+        for step in steps.values():
+            step.close()
 
     def _variants(self, rungs: Mapping[str, Rung]) -> Variants:
         batch = self._trainer.shape.batch
         return Variants({name: each.labels(batch) for name, each in rungs.items()}, self._device)
+
+    def _aside(self, quantity: str, name: str, step: RungStep, measure: Note) -> None:
+        """Measure what a rung can do without; if that fails, the reason is recorded."""
+        variants = self._variants({name: step.rung})
+        with variants.attempt(name):
+            measure(variants, name, step)
+        self.records += [
+            each if each["status"] == "ok" else {**each, "quantity": quantity}
+            for each in variants.records
+        ]
 
     def _take_best(self, name: str, candidates: list[int], checkpoint: str) -> None:
         """Try batches while they fit and get faster; take the one with most tokens per second."""
@@ -153,7 +176,8 @@ class Ladder:
             rate = self._try(larger(copies=copies))
             if rate is None:
                 # Checkpointing is worth trying only if the last batch that fit was still a gain.
-                self._full = [] if misses else [each for each in candidates if each >= copies]
+                is_full = not misses and self.records[-1]["status"] == "oom"
+                self._full = [each for each in candidates if is_full and each >= copies]
                 break
             misses = 0 if rate > WORTHWHILE * max(rates.values(), default=0.0) else misses + 1
             rates[copies] = rate
@@ -243,13 +267,24 @@ class Ladder:
         if self._below is not None:
             self._below.close()
         for own, name, step, rebuilt in self._timed:
-            variants = self._variants({name: step.rung})
-            with variants.attempt(name):
-                step.capture()
-                if measured := device_time(step.run, self._device):
-                    self._record(own, name, step, measured, rebuilt)
+            self._aside("device_time", name, step, partial(self._profile, own, rebuilt))
             step.close()
-            self.records += [{**each, "quantity": "device_time"} for each in variants.records]
+
+    def _profile(
+        self, own: str, rebuilt: bool, variants: Variants, name: str, step: RungStep
+    ) -> None:
+        step.capture()
+        measured = device_time(step.run, self._device)
+        if measured is None:
+            return
+        self._record(own, name, step, measured, rebuilt)
+        if name == own:
+            by_part = defaultdict(list)
+            for event in profiled_events(step.run, self._device, [ProfilerActivity.CUDA]):
+                if is_gpu_work(event, self._device):
+                    by_part[part_of(event.name())].append(interval(event))
+            for part, work in by_part.items():
+                variants.note(name, "part_time", length(work) / 1e6, "ms", part=part)
 
     def _record(
         self, own: str, name: str, step: RungStep, measured: Measurement, rebuilt: bool
@@ -272,6 +307,8 @@ class Ladder:
                     running[name].run()
 
         try:
+            for step in running.values():
+                step.capture()
             times = alternate(one_round, self._asked, self._device)
         except Exception as error:
             if not is_out_of_memory(error):
