@@ -14,17 +14,12 @@ from tests.project import study
 
 CPU = torch.device("cpu")
 TENSOR_PARALLEL = {"scheme": "tensor parallel"}
+[POINT] = points_of(study("full", "cuda"), "calculations")
 
 
 @pytest.fixture(scope="module")
-def point() -> Point:
-    [point] = points_of(study("full", "cuda"), "calculations")
-    return point
-
-
-@pytest.fixture(scope="module")
-def outcome(point: Point) -> Outcome:
-    return measure(point, CPU)
+def outcome() -> Outcome:
+    return measure(POINT, CPU)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +57,7 @@ def test_every_lever_lowers_the_compute_bound_batch(outcome: Outcome) -> None:
     assert all(tokens < before for tokens in after)
 
 
-def test_what_no_batch_hides_has_a_reason(point: Point) -> None:
-    slow = Point("calculations", {}, {**point.settings, "device_bytes_per_s": 1e6})
+def test_what_no_batch_hides_has_a_reason() -> None:
+    slow = Point("calculations", {}, {**POINT.settings, "device_bytes_per_s": 1e6})
     (record,) = found(measure(slow, CPU), "batch_tokens", messages="hidden")
     assert record["status"] == "unsupported"

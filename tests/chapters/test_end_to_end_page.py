@@ -13,8 +13,6 @@ from lmlab.study.results import Result
 from tests.chapters.pages import answer, built, rendered
 from tests.report.study import machine_card, result, time_record, written
 
-SETTINGS = {"num_layers": 4}
-
 
 def step(
     wall: float,
@@ -47,7 +45,7 @@ def step(
     ]
     point = {"size": "small", "context": 128, "batch": 4, "precision": "fp32"}
     point |= {"mode": mode, "warmup": 5, "start": "warm", **parameters}
-    return result(point, records, chapter="end_to_end", settings=SETTINGS)
+    return result(point, records, chapter="end_to_end", settings={"num_layers": 4})
 
 
 def study(folder: Path, bf16: float, device: float | None, between: float = 1.0) -> Results:

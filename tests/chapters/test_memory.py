@@ -195,12 +195,8 @@ def strategies(**changes: Any) -> Outcome:
     return memory.measure(point, CPU)
 
 
-@pytest.fixture(scope="module")
-def compared() -> Outcome:
-    return strategies()
-
-
-def test_every_strategy_has_a_time_a_peak_and_a_prediction(compared: Outcome) -> None:
+def test_every_strategy_has_a_time_a_peak_and_a_prediction() -> None:
+    compared = strategies()
     names = ["none", "every-1", "every-2", "nested"]
     assert list(by(compared, "variant", "time")) == names
     assert min(by(compared, "variant", "time").values()) > 0

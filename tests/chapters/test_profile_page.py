@@ -20,8 +20,7 @@ from tests.chapters.pages import rendered
 from tests.measure.trace.three_modes import BACKWARD_US, FORWARD_US, OPTIMIZER_US, write_export
 from tests.report.study import result, time_record, written
 
-SHAPE: dict[str, Any] = {"size": "small", "context": 512, "batch": 4}
-POINT = {**SHAPE, "precision": "fp32", "attention": "naive"}
+POINT = {"size": "small", "context": 512, "batch": 4, "precision": "fp32", "attention": "naive"}
 COSTS = {"scores": 40, "scale_and_mask": 1, "softmax": 5, "output": 40}
 MIB = 2**20
 FLOPS = 10**9
@@ -69,7 +68,6 @@ def test_shares_and_ratios_follow_from_the_kernels(tmp_path: Path, profiled: Res
 @pytest.mark.parametrize(
     ("card", "memory"),
     [
-        ({}, None),
         ({"l2_bytes": MIB}, None),
         ({"copy_bandwidth": 500.0}, None),
         ({"l2_bytes": 100 * MIB, "copy_bandwidth": 500.0}, None),

@@ -74,10 +74,8 @@ def card(quantity: str, value: float) -> Callable[[Path], None]:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "not JSON": ("unreadable", lambda f: (f / STEP).write_text("{")),
     "not finite": ("unreadable", first_time(value=float("nan"))),
     "schema": ("unreadable", edited(lambda result: result.pop("versions"))),
-    "schema 1": ("unreadable", edited(lambda result: result.update(schema_version=1))),
     "negative sample": ("unreadable", first_time(samples=[-1.0])),
     "zero": ("impossible", first_time(value=0.0, samples=[0.0], n=1, min=0, max=0, q1=0, q3=0)),
     "negative time": ("impossible", first_time(value=-1.0, min=-2.0, samples=[1.0], n=1)),
@@ -91,7 +89,6 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "missing": ("missing", lambda f: (f / STEP).unlink()),
     "moved": ("misplaced", lambda f: (f / STEP).rename(f / "moved.json")),
     "copied": ("duplicate", lambda f: shutil.copy(f / STEP, f / "zz.json")),
-    "a record twice": ("unreadable", edited(lambda r: r["measurements"].append(first("time", r)))),
     "foreign file": ("misplaced", lambda f: (f / "notes.txt").write_text("hello")),
     "link": ("misplaced", lambda f: (f / "passwords").symlink_to("/etc/passwd")),
     "folder": ("misplaced", lambda f: f.rename(f.with_name("cpu-mine"))),

@@ -90,10 +90,7 @@ def test_a_folder_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
 
 
 def test_status_needs_no_torch() -> None:
-    program = (
-        "import sys; from lmlab.cli import main; "
-        "main(['status', '--config', 'study=nano']); sys.exit('torch' in sys.modules)"
-    )
+    program = f"import sys; from lmlab.cli import main; main({NANO}); exit('torch' in sys.modules)"
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
 

@@ -29,7 +29,7 @@ MASKS = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal
 Gradients = tuple[Tensor, ...]
 
 
-def forward_tiles(block_m: int = 128, block_n: int = 32, stages: int = 2) -> Tiles:
+def forward_tiles(block_m: int = 128, block_n: int = 64, stages: int = 2) -> Tiles:
     size = {"block_m": block_m, "block_n": block_n, "warps": 8, "stages": stages}
     return Tiles(**size, warp_specialized=True, persistent=True)
 

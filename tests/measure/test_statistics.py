@@ -13,10 +13,8 @@ from scipy import stats
 from lmlab.measure import records
 from lmlab.measure.statistics import Measurement, drift, median_error, stability, summarize
 
-TIMES = st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=60)
 
-
-@given(samples=TIMES)
+@given(samples=st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=60))
 def test_statistics_agree_with_numpy_and_the_standard_library(samples: list[float]) -> None:
     summary = summarize(samples)
     expected = np.quantile(samples, [0, 0.25, 0.5, 0.75, 1])

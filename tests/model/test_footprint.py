@@ -25,7 +25,6 @@ SHAPES = {
     "wide_scores": shape_of(2, 128, 32, 64, 2, 4, 64),
     "many_parameters": shape_of(1, 8, 64, 256, 2, 4, 50),
 }
-every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
 
 def batch_for(shape: ModelShape) -> tuple[Tensor, Tensor]:
@@ -114,7 +113,7 @@ def measured_peak(shape: ModelShape, precision: str, mode: str) -> int:
 
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-@every_shape
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_peak_is_the_measured_one(shape: ModelShape, precision: Any, mode: Any) -> None:
     stage = predicted_peak(shape, precision, mode, device="cpu")
     assert memory(shape, precision, mode, device="cpu").peak == stage.parts.total

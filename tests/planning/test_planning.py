@@ -77,7 +77,6 @@ def test_what_lowers_the_batch() -> None:
         ("data parallel", "forward", 0, float("inf")),
         ("data parallel", "backward", 12 * 400, 5),
         ("FSDP", "forward", 6 * 400, 5),
-        ("FSDP", "backward", 12 * 400, 5),
         ("tensor parallel", "forward", 4 * 50 * 4, 15),
         ("tensor parallel", "backward", 4 * 50 * 4, 30),
     ],

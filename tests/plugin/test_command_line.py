@@ -19,12 +19,10 @@ SWALLOWED = {
 }
 LEFT_ALONE = [
     "snakemake",
-    f"snakemake {TARGET} --cores 1 --resources gpu=1",
     f"snakemake --resources gpu=1 --cores 1 {TARGET}",
     f"snakemake --cores 1 --resources gpu=1 -- {TARGET}",
     "snakemake --resources gpu",
     "snakemake --cores 1 --forcerun a b",
-    "snakemake --config study=tiny --cores 1",
 ]
 
 

@@ -29,11 +29,6 @@ def _end_to_end(**changes: Any) -> Callable[[Config], None]:
 WRONG = {
     "unknown study": (lambda c: c.update(study="huge"), 'study = "huge"', "auto, full, tiny, nano"),
     "unknown size": (_end_to_end(sizes=["huge"]), "end_to_end.sizes names 'huge'", "small, medium"),
-    "unknown size of a part": (
-        _end_to_end(more=[{"sizes": ["huge"]}]),
-        "end_to_end.more.sizes names 'huge'",
-        "small, medium",
-    ),
     "unknown key": (_end_to_end(contextz=[4]), "end_to_end.contextz is not a key", "contexts"),
     "a number where a list belongs": (_end_to_end(contexts=4), "contexts = 4", "a list"),
     "a size named by a number": (lambda c: c["sizes"].update({7: {}}), "sizes.7", "quote it"),
@@ -94,11 +89,6 @@ def test_only_folders_of_a_run_are_taken_outside_of_the_checkout(
     for taken in ("results", ".git"):
         with pytest.raises(ValueError, match="is taken by the project"):
             load({**config, "report": taken}, "cpu")
-
-
-@pytest.mark.parametrize(("device", "study"), [("cuda", "full"), ("cpu", "tiny")])
-def test_auto_is_the_study_for_the_device(config: Config, device: str, study: str) -> None:
-    assert load(config, device).name == study
 
 
 def test_every_study_has_every_chapter(config: Config) -> None:

@@ -14,7 +14,6 @@ CASES: dict[str, tuple[dict[str, str], tuple[str, str, bool]]] = {
     "another CPU": ({"machine": "cpu-there"}, ("cpu-there", "cpu", False)),
     "a cluster's machine": ({"machine": H200, "measure": "always"}, (H200, "cuda", True)),
     "a second set of its own": ({"machine": "cpu-here@repeat"}, ("cpu-here@repeat", "cpu", True)),
-    "another's second set": ({"machine": f"{H200}@repeat"}, (f"{H200}@repeat", "cuda", False)),
     "reading only": ({"measure": "never"}, ("cpu-here", "cpu", False)),
 }
 

@@ -20,9 +20,7 @@ def wrapped(error: Exception) -> Exception:
 
 
 ENDS: dict[str, tuple[Exception, str, str]] = {
-    "unsupported": (Unsupported("no such GPU"), "unsupported", "no such GPU"),
     "wrong numbers": (WrongNumbers("output 0.5"), "failed", "output 0.5"),
-    "memory": (MemoryError("full"), "oom", "full (cpu)"),
     "memory of the compiler": (wrapped(MemoryError("full")), "oom", "full (cpu)"),
     "memory of a kernel": (
         RuntimeError("Triton Error [CUDA]: out of memory"),

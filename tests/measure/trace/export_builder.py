@@ -21,15 +21,14 @@ TABLES = {
 class ExportBuilder:
     """An export under construction; `with` closes the file."""
 
-    def __init__(self, path: Path, schema: str | None = "3.20.2") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._database = sqlite3.connect(path, isolation_level=None)  # rows are there at once
         self.execute("PRAGMA journal_mode = OFF")
         self.execute("PRAGMA synchronous = OFF")
         self._strings: dict[str | bytes, int] = {}
-        if schema is not None:
-            self._insert("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value=schema)
-            self._insert("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1.90")
+        self._insert("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.20.2")
+        self._insert("META_DATA_EXPORT", name="EXPORT_PRODUCT_VERSION", value="2025.3.1.90")
 
     def __enter__(self) -> Self:
         return self

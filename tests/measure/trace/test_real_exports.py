@@ -31,12 +31,8 @@ def without_copies(name: str) -> pd.DataFrame:
     return kernels[~digest.is_copy(kernels)]
 
 
-def train_step() -> pd.DataFrame:
-    return without_copies("small_train_step_A100")
-
-
 def test_all_kernels_of_a_train_step_are_read_with_their_launches() -> None:
-    kernels = train_step()
+    kernels = without_copies("small_train_step_A100")
     assert (len(kernels), kernels["duration_ns"].sum()) == (3655, 148_043_935)
     assert not kernels["launch_ns"].isna().any()
     optimizer = kernels["family"] == "optimizer"
@@ -54,7 +50,7 @@ PHASES = {
 
 def test_phases_own_the_kernels_launched_in_them() -> None:
     for phase, (kernels, total_ns) in PHASES.items():
-        rows = digest.within(train_step(), phase)
+        rows = digest.within(without_copies("small_train_step_A100"), phase)
         assert (len(rows), rows["duration_ns"].sum()) == (kernels, total_ns)
         assert digest.busy_ns(rows) == total_ns, "one stream: nothing overlaps"
 

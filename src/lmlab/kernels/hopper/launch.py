@@ -39,7 +39,11 @@ three smaller ones to start, and there are few of them."""
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
     """Whether the forward kernel can run these inputs with these tiles."""
     has_shape = tiles.block_m in (2 * WG_ROWS, 3 * WG_ROWS) and plan.splits == 1
-    return has_shape and _runs_on_hopper(problem, tiles, inputs)
+    # The kernel masks one key block, and the diagonal must not cross another.
+    has_one_mask = tiles.block_n >= WG_ROWS and (
+        not problem.is_causal or (problem.keys - problem.queries) % WG_ROWS == 0
+    )
+    return has_shape and has_one_mask and _runs_on_hopper(problem, tiles, inputs)
 
 
 def can_backward(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
