@@ -254,7 +254,7 @@ BACKWARD_TILES = [
     ids=str,
 )
 def test_on_a_gpu(head_dim: int, forward: Any, backward: Any, is_causal: bool) -> None:
-    shape = Shape(keys=1111, queries=1000, head_dim=head_dim, heads=20, batch=2)
+    shape = Shape(keys=1111, queries=1047, head_dim=head_dim, heads=20, batch=2)
     inputs = shape.inputs(torch.bfloat16, "cuda")
     launched = partial(run, inputs, is_causal, forward, backward)
     o, lse, *grads = found = launched()

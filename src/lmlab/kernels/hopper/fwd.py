@@ -303,7 +303,7 @@ def flash_fwd_hopper_kernel(
             (consumer, (tensors, sizes, waves, scale_log2, 1, SHAPE)),
             (kv_producer, (k, v, tensors, sizes, waves, group_size, SHAPE)),
             (q_producer, (q, tensors, sizes, waves, SHAPE)),
-        ], [4, 1, 1], [240, 24, 24])  # fmt: skip
+        ], [4, 1, 1], [SHAPE.REGISTERS, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (tensors, sizes, waves, scale_log2, 0, SHAPE)),

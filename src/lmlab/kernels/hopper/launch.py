@@ -67,6 +67,8 @@ def add_forward(
     if 64 < problem.head_dim <= 96 and problem.keys > FEW_KEYS:
         chunk, chunks = 32, 3
     programs, l2_heads = _persistent(problem, tiles, plan)
+    # Small tiles need few registers: four consumers per SM overlap more of a short loop than two.
+    shares_sm = not tiles.persistent and chunk * chunks <= 64 and tiles.block_n == 64
     arguments = (
         _tile(q, WG_ROWS, chunk), _tile(k, tiles.block_n, chunk),
         _tile(v, tiles.block_n, chunk), _tile(o, WG_ROWS, chunk), lse, scale * LOG2E,
@@ -77,9 +79,10 @@ def add_forward(
         tiles.block_m // WG_ROWS, tiles.block_n, chunk, chunks, tiles.stages, problem.is_causal,
         # Two consumers at head dimension 64 are as fast or faster without taking turns.
         PINGPONG=chunk * chunks > WG_ROWS or tiles.block_m > 2 * WG_ROWS,
-        SLOTS=q_slots(tiles, chunk * chunks),
+        SLOTS=q_slots(tiles, chunk * chunks), REGISTERS=112 if shares_sm else 240,
     )  # fmt: skip
-    call.add_step(flash_fwd_hopper_kernel, programs, arguments, _constants(shape))
+    constants = _constants(shape) | ({"maxnreg": 80} if shares_sm else {})
+    call.add_step(flash_fwd_hopper_kernel, programs, arguments, constants)
 
 
 def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
