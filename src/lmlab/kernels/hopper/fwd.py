@@ -10,8 +10,6 @@ kernel is written in Gluon, where warpgroups and barriers are explicit.
   together and runs the softmax of block j as soon as the first is done, while the tensor cores work
   on the second. The other warpgroups do the same, out of phase: with PINGPONG they take turns
   issuing products, so that one computes its softmax while the tensor cores serve another.
-- Keys are streamed from the last that a tile sees to the first, so that only the first block has a
-  mask. The loop over the others then exists once, which makes the code a quarter smaller.
 - Barriers: a stage is `full` when its bytes have arrived and `empty` when every consumer has read
   it. The phase bit flips each time round the ring.
 - Programs are persistent, one per SM: while the consumers finish one query tile and store it (by
@@ -101,10 +99,10 @@ def kv_producer(k, v, tensors, sizes, waves, group_size, SHAPE: gl.constexpr):
     step = 0
     for wave in range(waves):
         batch, head, _start, blocks = work_item(wave, sizes, SHAPE)
-        for past in range(blocks):
+        for block in range(blocks):
             stage = step % SHAPE.STAGES
             phase = (step // SHAPE.STAGES & 1) ^ 1
-            corner = (batch, head // group_size, (blocks - 1 - past) * SHAPE.BLOCK)
+            corner = (batch, head // group_size, block * SHAPE.BLOCK)
             mbarrier.wait(k_empty.index(stage), phase)
             mbarrier.expect(k_full.index(stage), SHAPE.CHUNKS * k.block_type.nbytes)
             load_chunks(k, corner, k_full.index(stage), k_tiles, stage, SHAPE)
@@ -154,16 +152,20 @@ def end_turn(order, WG: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def key_loop(
-    state, tiles, slot, barriers, first, last, scale_log2, WG: gl.constexpr, SHAPE: gl.constexpr
-):
-    """Steps [first, last) of the ring, software-pipelined: S of this key block with P V of the one
-    before. P V may still be in flight when the softmax begins, which needs only S.
+    state, tiles, slot, barriers, offs_m, base, first, last, keys, shift, scale_log2,
+    WG: gl.constexpr, MASKED: gl.constexpr, SHAPE: gl.constexpr,
+):  # fmt: skip
+    """Key blocks [first, last), software-pipelined: S of this block with P V of the previous one.
+
+    P V may still be in flight when the softmax begins, which needs only S. `base` is the number of
+    key blocks before this query tile, which gives the position in the ring.
     """
     _, _, k_full, k_empty, v_full, v_empty, order = barriers
     q_tiles, k_tiles, v_tiles = tiles
     acc, p, row_sum, row_max = state
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, SHAPE.O_LAYOUT, 2)
-    for step in range(first, last):
+    for block in range(first, last):
+        step = base + block
         stage = step % SHAPE.STAGES
         prev_stage = (step - 1) % SHAPE.STAGES
         mbarrier.wait(k_full.index(stage), step // SHAPE.STAGES & 1)
@@ -175,6 +177,9 @@ def key_loop(
         end_turn(order, WG, SHAPE)
         s = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
+        if MASKED:
+            mask = key_mask(offs_m, block, keys, shift, SHAPE)
+            s = gl.where(mask, s, float("-inf"))
         p, row_sum, row_max, rescale = online_softmax(s, row_max, row_sum, scale_log2)
         # The product reads the previous P from registers until here.
         acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
@@ -185,21 +190,21 @@ def key_loop(
 
 @gluon.jit
 def first_block(
-    tiles, slot, barriers, offs_m, step, block, is_masked, keys, shift, scale_log2,
+    tiles, slot, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
     WG: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
-    """Softmax state after the last key block, of which every query sees a key."""
+    """Softmax state after key block 0, which is visible to every query."""
     _, _, k_full, k_empty, _, _, order = barriers
     q_tiles, k_tiles, _ = tiles
-    stage = step % SHAPE.STAGES
-    mbarrier.wait(k_full.index(stage), step // SHAPE.STAGES & 1)
-    wait_turn(order, step, WG, SHAPE)
+    stage = base % SHAPE.STAGES
+    mbarrier.wait(k_full.index(stage), base // SHAPE.STAGES & 1)
+    wait_turn(order, base, WG, SHAPE)
     s = start_scores(q_tiles, slot, k_tiles, stage, SHAPE)
     end_turn(order, WG, SHAPE)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
-    if is_masked:
-        mask = key_mask(offs_m, block, keys, shift, SHAPE)
+    if unmasked == 0:
+        mask = key_mask(offs_m, 0, keys, shift, SHAPE)
         s = gl.where(mask, s, float("-inf"))
     row_max = gl.full([WG_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SHAPE.S_LAYOUT))
     row_sum = gl.full([WG_ROWS], 0.0, gl.float32, gl.SliceLayout(1, SHAPE.S_LAYOUT))
@@ -240,22 +245,26 @@ def consumer(tensors, sizes, waves, scale_log2, WG: gl.constexpr, SHAPE: gl.cons
         if blocks > 0:
             start = start + WG * WG_ROWS
             unmasked, seen = key_blocks(start, queries, keys, WG_ROWS, SHAPE)
-            first, last = base + blocks - seen, base + blocks - 1
-            for step in range(base, first):
-                pass_over(step, barriers, WG, SHAPE)
+            last = base + seen - 1
             offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, SHAPE.S_LAYOUT))
             slot = WG * SHAPE.SLOTS + wave % SHAPE.SLOTS
             mbarrier.wait(q_full.index(slot), wave // SHAPE.SLOTS & 1)
             state = first_block(
-                tiles, slot, barriers, offs_m, first, seen - 1, unmasked < seen, keys, shift,
-                scale_log2, WG, SHAPE,
+                tiles, slot, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
+                WG, SHAPE,
             )  # fmt: skip
             if SHAPE.SLOTS == 2 and wave > 0:
                 tma.store_wait(0)
                 mbarrier.arrive(q_empty.index(WG * SHAPE.SLOTS + (wave + 1) % 2), count=1)
-            acc, p, row_sum, row_max = key_loop(
-                state, tiles, slot, barriers, first + 1, last + 1, scale_log2, WG, SHAPE
-            )
+            state = key_loop(
+                state, tiles, slot, barriers, offs_m, base, 1, unmasked, keys, shift, scale_log2,
+                WG, False, SHAPE,
+            )  # fmt: skip
+            state = key_loop(
+                state, tiles, slot, barriers, offs_m, base, gl.maximum(unmasked, 1), seen, keys,
+                shift, scale_log2, WG, True, SHAPE,
+            )  # fmt: skip
+            acc, p, row_sum, row_max = state
             stage = last % SHAPE.STAGES
             mbarrier.wait(v_full.index(stage), last // SHAPE.STAGES & 1)
             operand = gl.convert_layout(p.to(v_tiles.dtype), P_LAYOUT)
@@ -263,6 +272,8 @@ def consumer(tensors, sizes, waves, scale_log2, WG: gl.constexpr, SHAPE: gl.cons
             acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
             mbarrier.arrive(v_empty.index(stage), count=1)
             base += blocks
+            for step in range(last + 1, base):
+                pass_over(step, barriers, WG, SHAPE)
             row_base = lse + vector_offset(batch, head, heads, queries)
             gl.store(row_base + offs_m, (row_max + gl.log2(row_sum)) * LN2, mask=offs_m < queries)
             acc = scaled(acc, 1.0 / row_sum, SHAPE)
@@ -303,7 +314,7 @@ def flash_fwd_hopper_kernel(
             (consumer, (tensors, sizes, waves, scale_log2, 1, SHAPE)),
             (kv_producer, (k, v, tensors, sizes, waves, group_size, SHAPE)),
             (q_producer, (q, tensors, sizes, waves, SHAPE)),
-        ], [4, 1, 1], [SHAPE.REGISTERS, 24, 24])  # fmt: skip
+        ], [4, 1, 1], [240, 24, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (tensors, sizes, waves, scale_log2, 0, SHAPE)),

@@ -39,11 +39,7 @@ three smaller ones to start, and there are few of them."""
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
     """Whether the forward kernel can run these inputs with these tiles."""
     has_shape = tiles.block_m in (2 * WG_ROWS, 3 * WG_ROWS) and plan.splits == 1
-    # The kernel masks one key block, and the diagonal must not cross another.
-    has_one_mask = tiles.block_n >= WG_ROWS and (
-        not problem.is_causal or (problem.keys - problem.queries) % WG_ROWS == 0
-    )
-    return has_shape and has_one_mask and _runs_on_hopper(problem, tiles, inputs)
+    return has_shape and _runs_on_hopper(problem, tiles, inputs)
 
 
 def can_backward(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
@@ -67,8 +63,6 @@ def add_forward(
     if 64 < problem.head_dim <= 96 and problem.keys > FEW_KEYS:
         chunk, chunks = 32, 3
     programs, l2_heads = _persistent(problem, tiles, plan)
-    # Small tiles need few registers: four consumers per SM overlap more of a short loop than two.
-    shares_sm = not tiles.persistent and chunk * chunks <= 64 and tiles.block_n == 64
     arguments = (
         _tile(q, WG_ROWS, chunk), _tile(k, tiles.block_n, chunk),
         _tile(v, tiles.block_n, chunk), _tile(o, WG_ROWS, chunk), lse, scale * LOG2E,
@@ -79,10 +73,9 @@ def add_forward(
         tiles.block_m // WG_ROWS, tiles.block_n, chunk, chunks, tiles.stages, problem.is_causal,
         # Two consumers at head dimension 64 are as fast or faster without taking turns.
         PINGPONG=chunk * chunks > WG_ROWS or tiles.block_m > 2 * WG_ROWS,
-        SLOTS=q_slots(tiles, chunk * chunks), REGISTERS=112 if shares_sm else 240,
+        SLOTS=q_slots(tiles, chunk * chunks),
     )  # fmt: skip
-    constants = _constants(shape) | ({"maxnreg": 80} if shares_sm else {})
-    call.add_step(flash_fwd_hopper_kernel, programs, arguments, constants)
+    call.add_step(flash_fwd_hopper_kernel, programs, arguments, _constants(shape))
 
 
 def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:

@@ -44,8 +44,6 @@ class Shape:
     """Forward: consumers take turns issuing products."""
     SLOTS: Any = 1
     """Forward: buffers of Q per consumer."""
-    REGISTERS: Any = 240
-    """Forward: per thread of a consumer. With 112, two programs share an SM."""
     DS_STAGES: Any = 0
     """Fused backward: iterations by which dS may be ahead of dQ."""
     HEAD_DIM: Any = 0
