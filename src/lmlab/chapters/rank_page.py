@@ -11,7 +11,7 @@ import pandas as pd
 
 from lmlab.report.compare import Compare, Comparison
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, distinct, extremes, records, select
+from lmlab.report.frame import Results, Rows, distinct, highest, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity
 from lmlab.report.text import GIB
@@ -102,13 +102,8 @@ def first_value(rows: Rows, **where: Any) -> Any:
 
 def compare_with(rows: Rows, baseline: str) -> Comparison:
     """Compare every other variant with the baseline, in the same rounds of the same job."""
-    times = select(rows, quantity="time", phase="total")
-    others = [name for (name,) in distinct(times, ["variant"]) if name != baseline]
-    compared = (
-        Compare(variant={"variant": name}, baseline={"variant": baseline}, on=["ranks"]).run(times)
-        for name in others
-    )
-    return Comparison([pair for found in compared for pair in found])
+    others, one = {"variant": lambda name: name != baseline}, {"variant": baseline}
+    return Compare(variant=others, baseline=one, on=["ranks"], by=["variant"], where=STEP).run(rows)
 
 
 def group_facts(chapter: Chapter) -> dict[str, Any]:
@@ -170,8 +165,7 @@ def memory_facts(rows: Rows, variants: Iterable[str]) -> dict[str, dict[str, Any
     for name in variants:
         after = {"quantity": "max_allocated", "variant": name, "stage": "after_step"}
         found["allocated"][name] = first_value(rows, **after)
-        peaks = extremes(select(rows, quantity="max_peak_memory", variant=name))
-        top = peaks["high"] if peaks else None
+        top = highest(select(rows, quantity="max_peak_memory", variant=name))
         found["peak"][name] = top and {"bytes": top["value"], "phase": PHASES[top["phase"]]}
     return found
 

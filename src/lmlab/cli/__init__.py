@@ -75,7 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a user's mistake or interrupt ends in one line."""
     try:
         try:
-            return _run(argv)
+            arguments = _parser().parse_args(argv)
+            return import_module(f"lmlab.cli.{arguments.command}").command(arguments)
+        except ValueError as error:
+            print(f"lmlab: {error}", file=sys.stderr)
+            return WRONG_USE
+        except KeyboardInterrupt:
+            print("lmlab: interrupted", file=sys.stderr)
+            return INTERRUPTED
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # `lmlab status | head -1` has read enough
@@ -84,18 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())
         return READER_GONE
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
-    try:
-        return import_module(f"lmlab.cli.{arguments.command}").command(arguments)
-    except ValueError as error:
-        print(f"lmlab: {error}", file=sys.stderr)
-        return WRONG_USE
-    except KeyboardInterrupt:
-        print("lmlab: interrupted", file=sys.stderr)
-        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -115,9 +115,8 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
         table.append([f"{row['chapter']}, {row['clock']}", *counts, mean])
     yield from aligned(table)
     largest = found.largest(LARGEST)
-    for chapter in dict.fromkeys(found.pairs["chapter"]):
-        rows = largest[(largest["chapter"] == chapter) & ~largest["identical"]]
-        yield from [f"\n{chapter}: largest differences"] if len(rows) else []
+    for chapter, rows in largest[~largest["identical"]].groupby("chapter"):
+        yield f"\n{chapter}: largest differences"
         yield from (f"  {line(row)}" for row in rows.to_dict("records"))
     for each, rows in zip((first, second), found.only, strict=True):
         files = Counter(zip(rows["file"], rows["other_status"], strict=True))

@@ -88,6 +88,7 @@ class Compare:
     variant: Mapping[str, Any]
     baseline: Mapping[str, Any]
     on: Sequence[str]  # fields on which a variant and its baseline must agree
+    by: Sequence[str] = ()  # fields that tell several variants of one baseline apart
     where: Mapping[str, Any] = field(default_factory=lambda: {"quantity": "time", "clock": "wall"})
     noise: Noise | None = None  # from which variation between jobs is estimated
     pool: Sequence[str] = ()
@@ -96,18 +97,19 @@ class Compare:
     def run(self, rows: Rows) -> "Comparison":
         """Pair each variant row with its baseline; rows without a partner are dropped."""
         rows = select(rows, status="ok", **self.where)
-        variants = _indexed(select(rows, **self.variant), self.on)
+        names = [*self.on, *self.by]
+        variants = _indexed(select(rows, **self.variant), names)
         baselines = _indexed(select(rows, **self.baseline), self.on)
         variation = self._variation(rows)
         return Comparison(
             Pair(
-                **vars(_interval_of(row, baselines[key], variation)),
-                point=dict(zip(self.on, key, strict=True)),
+                **vars(_interval_of(row, baseline, variation)),
+                point=dict(zip(names, key, strict=True)),
                 variant=row,
-                baseline=baselines[key],
+                baseline=baseline,
             )
             for key, row in variants.items()
-            if key in baselines
+            if (baseline := baselines.get(key[: len(self.on)]))
         )
 
     def _variation(self, rows: Rows) -> Callable[[Row], Variation]:

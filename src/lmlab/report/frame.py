@@ -77,8 +77,7 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
         except ResultError as error:
             problems.append(str(error))
             without = {"status": INVALID, "reason": str(error)}
-        base = _base(point.chapter, point.parameters, point.settings, path)
-        rows.append({**base, **without})
+        rows.append({**_base(point, path), **without})
     table = table_of(rows)
     # An out-of-memory error gives the size of the failed allocation, not the total need.
     failed = (r"needs (\S+ .iB) more", r"could not allocate \1")
@@ -88,7 +87,7 @@ def load(points: Iterable[Point], folder: Path, machine: str) -> Results:
 
 def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
     """One row per record; for a result without records, one row with status and reason."""
-    base = _base(result.chapter, result.parameters, result.settings, path)
+    base = _base(result, path)
     base["flags"] = (*result.flags, *([UNCOMMITTED] if result.commit["dirty"] else []))
     if result.status != "ok":
         return [{**base, "status": result.status, "reason": result.reason}]
@@ -111,12 +110,10 @@ def table_of(rows: list[dict[str, Any]]) -> Rows:
     return pd.DataFrame(rows, columns=list(names), dtype=object)
 
 
-def _base(
-    chapter: str, parameters: Mapping[str, Any], settings: Mapping[str, Any], path: Path
-) -> dict[str, Any]:
-    scalars = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
-    named = {k: v for k, v in {**scalars, **parameters}.items() if k not in FIELDS}
-    return _interned({"chapter": chapter, "source": str(path), "flags": (), **named})
+def _base(of: Point | Result, path: Path) -> dict[str, Any]:
+    scalars = {k: v for k, v in of.settings.items() if isinstance(v, str | int | float)}
+    named = {k: v for k, v in {**scalars, **of.parameters}.items() if k not in FIELDS}
+    return _interned({"chapter": of.chapter, "source": str(path), "flags": (), **named})
 
 
 def _interned(values: Mapping[str, Any]) -> dict[str, Any]:

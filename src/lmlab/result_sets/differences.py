@@ -25,7 +25,7 @@ from lmlab.report import compare
 from lmlab.report.compare import Noise, Row, Variation
 from lmlab.report.frame import Rows, records, select
 from lmlab.report.verdict import CONFIDENCE, FASTER, SAME, SLOWER, UNDECIDED, interval
-from lmlab.result_sets.sets import MEMORY, RATES, TIME, ResultSet
+from lmlab.result_sets.sets import MEMORY, RATES, TIME, Files, ResultSet
 
 KEYS = ["chapter", "point", "quantity", "clock"]
 COMPARED = ["value", "q1", "q3", "n", "status", "reason", "file", "bound"]
@@ -90,11 +90,13 @@ def differences(
     """Match and judge the records of two sets whose fields have the values in `where`."""
     a, b = (_with_bound(each.rows, noise) for each in (first, second))
     variation = _variation([a, b], noise)
-    chosen = (_chosen(select(rows, status="ok"), where) for rows in (a, b))
+    wanted = {key: lambda value, v=values: str(value) in v for key, values in where.items()}
+    chosen = (select(select(rows, status="ok"), **wanted) for rows in (a, b))
     ours, theirs = (rows[[*KEYS, *COMPARED]] for rows in chosen)
-    both, other_work = _same_work(ours.merge(theirs, on=KEYS, suffixes=("_a", "_b")), first, second)
-    known = {**first.facts, **second.facts} if first.files and second.files else {}
-    unlike = {f for f in first.files.keys() & second.files.keys() if _unlike(first, f, second, f)}
+    mine, others = first.files, second.files
+    both, other_work = _same_work(ours.merge(theirs, on=KEYS, suffixes=("_a", "_b")), mine, others)
+    known = {**first.facts, **second.facts} if mine and others else {}
+    unlike = {file for file in mine.keys() & others if _unlike(mine[file], others[file])}
     facts = {key: (first.facts.get(key, "none"), second.facts.get(key, "none")) for key in known}
     return Differences(
         pairs=_judged(both, variation),
@@ -103,12 +105,6 @@ def differences(
         other_work=other_work,
         variation=variation,
     )
-
-
-def _chosen(rows: Rows, where: Mapping[str, Sequence[str]]) -> Rows:
-    for key, values in where.items():
-        rows = rows[rows[key].map(str).isin(values)] if key in rows else rows.head(0)
-    return rows
 
 
 def _with_bound(rows: Rows, noise: Noise) -> Rows:
@@ -144,28 +140,20 @@ def _variation(sets: Sequence[Rows], noise: Noise) -> dict[str, Variation]:
     return {bound: own if own[1] or bound == DEVICE else wall for bound, own in found.items()}
 
 
-def _same_work(
-    both: Rows, first: ResultSet, second: ResultSet
-) -> tuple[Rows, dict[str, tuple[Any, Any]]]:
+def _same_work(both: Rows, first: Files, second: Files) -> tuple[Rows, dict[str, tuple[Any, Any]]]:
     """Drop pairs whose files are `_unlike`; mark pairs that are one and the same measurement; also
     return the settings that differ."""
-    unlike: dict[str, tuple[Any, Any]] = {}
-    wrong, copied = set(), set()
-    for ours, theirs in set(zip(both["file_a"], both["file_b"], strict=True)):
-        found = _unlike(first, ours, second, theirs)
-        unlike |= found
-        wrong |= {ours} if found else set()
-        same = first.files[ours]["identity"] == second.files[theirs]["identity"]
-        copied |= {ours} if same else set()
+    files = set(zip(both["file_a"], both["file_b"], strict=True))
+    unlike = {a: found for a, b in files if (found := _unlike(first[a], second[b]))}
+    copied = {a for a, b in files if first[a]["identity"] == second[b]["identity"]}
     identical = both["file_a"].isin(copied) & (both["value_a"] == both["value_b"])
-    return both.assign(identical=identical)[~both["file_a"].isin(wrong)], unlike
+    settings = {name: values for found in unlike.values() for name, values in found.items()}
+    return both.assign(identical=identical)[~both["file_a"].isin(unlike)], settings
 
 
-def _unlike(
-    first: ResultSet, ours: str, second: ResultSet, theirs: str
-) -> dict[str, tuple[Any, Any]]:
+def _unlike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings on which two files disagree, except how long to measure."""
-    a, b = first.files[ours]["settings"], second.files[theirs]["settings"]
+    a, b = ours["settings"], theirs["settings"]
     return {k: (a[k], b[k]) for k in a.keys() & b.keys() - SAMPLING if a[k] != b[k]}
 
 

@@ -87,8 +87,11 @@ class Section:
     ) -> None:
         self.question, self.machines = question, machines
         self.noise, self.variation = noise, variation  # between processes, by bound
-        header, chosen = _chosen(question.table, column)
         table = question.table
+        formats = {name: shown.format for name, shown in table.columns.items()}
+        preferred = [name for group in PREFERRED for name in formats if formats[name] in group]
+        header = column or [*preferred, *formats][0]
+        chosen = table.columns[header]
         sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
         measured = sum(not machine.published for machine in machines)  # these come first
 
@@ -220,13 +223,6 @@ def questions(
             table = own.get(heading) or (found and tables(owner).get(found[2]))
             if table:
                 yield Question(heading, owner, table)
-
-
-def _chosen(table: Table, column: str | None) -> tuple[str, Column]:
-    columns = table.columns
-    preferred = [h for formats in PREFERRED for h in columns if columns[h].format in formats]
-    header = column or [*preferred, *columns][0]
-    return header, columns[header]
 
 
 def _reduced(found: Entries, keys: Sequence[str]) -> tuple[Entries, int]:

@@ -19,6 +19,7 @@ from lmlab.report.frame import Rows, rows_of, table_of
 from lmlab.study.files import ROOT
 from lmlab.study.results import Result, ResultError, parse
 
+Files = Mapping[str, Mapping[str, Any]]  # per file: settings and identity of the measurement
 RESULTS = Path("results")
 # Compared: times in ms, rates of the machine card (higher is better), and memory in bytes.
 TIME, RATES = "time", ("matmul_rate", "copy_bandwidth")
@@ -36,7 +37,7 @@ class ResultSet:
 
     name: str
     rows: Rows  # as in report/frame.py, plus `file` and `point`; only times, rates and memory
-    files: Mapping[str, Mapping[str, Any]]  # per file: settings and identity of the measurement
+    files: Files
     facts: Mapping[str, str]
     """Machine, versions, clocks, power limit: what may explain a difference."""
     problems: Sequence[str] = ()

@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from lmlab.chapters.rank_page import PLACEMENTS, first_value, measured, not_started, with_ranks
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, computed, derived, distinct, select
+from lmlab.report.frame import Results, Rows, at_first, computed, derived, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Column, Table, quantity, time
 from lmlab.report.text import MIB, UNSTEADY
@@ -111,13 +111,9 @@ def fit_figure(results: Results) -> Rows:
     return pd.concat(parts)
 
 
-def _first_dtype(rows: Rows) -> Any:
-    return next(iter(rows["dtype"].dropna()), None)
-
-
 def _in_first_dtype(rows: Rows) -> Rows:
     """Rows of points that ran, in the study's first dtype: tables show no other."""
-    return select(measured(rows), dtype=_first_dtype(rows))
+    return at_first(measured(rows), "dtype")
 
 
 def _multi_rank(rows: Rows) -> Rows:
@@ -186,7 +182,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     groups.sort(key=lambda group: (order.index(group["placement"]), group["world_size"]))
     return {
         "groups": groups,
-        "dtype": _first_dtype(rows),
+        "dtype": next(iter(_in_first_dtype(rows)["dtype"]), None),
         "max_error": MAX_ERROR,
         "small_mib": SMALL_MIB,
         "not_started": not_started(rows),

@@ -9,7 +9,7 @@ import pandas as pd
 from lmlab.chapters import rank_page
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, combine, records, select
+from lmlab.report.frame import Results, Rows, combine, highest, records, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import quantity, time
 
@@ -122,7 +122,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "no_wait_ms": NO_WAIT_MS,
         "gathers": len(waited),
         "in_time": records(waited[waited["value"] <= NO_WAIT_MS]),
-        "longest_wait": None if waited.empty else waited.sort_values("value").iloc[-1].to_dict(),
+        "longest_wait": highest(waited),
         "waited": max(total, default=None),
         "step": rank_page.first_value(rows, variant=OURS, **rank_page.STEP),
     }

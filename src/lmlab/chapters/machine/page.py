@@ -111,12 +111,11 @@ TABLES = {
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Ceilings by name, for the templates of this chapter and of others."""
-    flags = [flag for found in chapter.results.of("machine") for flag in found.flags]
     return {
         **{name: chapter.value(quantity=name) for name in CARD},
         "matmul": by_dtype(chapter.results, "matmul_rate"),
         "stated": by_dtype(chapter.results, "stated_matmul_rate"),
-        "power_capped": "power_capped" in flags,
+        "power_capped": any("power_capped" in r.flags for r in chapter.results.of("machine")),
         "bands": against_bands(chapter.results, read_bands(REFERENCES / "bands.yaml")),
     }
 

@@ -18,7 +18,7 @@ LATE_IN_BACKWARD = 0.5
 def relative_times(rows: Rows) -> Iterator[Rows]:
     """Step time of each strategy relative to its baseline, by both clocks."""
     for clock in ("wall", "device"):
-        for pair in slowdowns(rows, clock).values():
+        for pair in slowdowns(rows, clock):
             numbers = {"relative_time": 1 / pair.ratio}
             yield computed(pair.variant, numbers, clock=clock, shown=shown(pair))
 
@@ -39,19 +39,16 @@ def checkpointed_points(rows: Rows) -> list[str]:
     return list(dict.fromkeys([*plain["source"], *times["source"]]))
 
 
-def slowdowns(rows: Rows, clock: str) -> dict[tuple[str, str], Pair]:
+def slowdowns(rows: Rows, clock: str) -> Iterator[Pair]:
     """Compare each strategy's step with its point's baseline, in paired rounds of one job. The
     baseline is no checkpointing or, where that does not fit, `every-1`."""
-    found = {}
-    times: Any = {"on": ["source"], "where": {"quantity": "time", "clock": clock}}
+    times = {"quantity": "time", "clock": clock}
     for source in checkpointed_points(rows):
-        steps = select(rows, status="ok", source=source, **times["where"])
+        steps = select(rows, status="ok", source=source, **times)
         names = list(steps["variant"])
-        baseline = next((name for name in ("none", "every-1", *names) if name in names), None)
-        for name in names:
-            pair = Compare(variant={"variant": name}, baseline={"variant": baseline}, **times)
-            found[source, name] = pair.run(steps)[0]
-    return found
+        baseline = {"variant": next((n for n in ("none", "every-1", *names) if n in names), None)}
+        every = Compare(variant={}, baseline=baseline, on=["source"], by=["variant"], where=times)
+        yield from every.run(steps)
 
 
 def shown(slowdown: Pair) -> str:
@@ -112,9 +109,9 @@ def _strategies(rows: Rows) -> dict[str, Any]:
         "late": parts.get("gradients", 0) > LATE_IN_BACKWARD * parts.get("parameters", 1)
         and parts["activations"] > 0,
         "slowdowns": {  # by device time, where there is any
-            name: pair
+            pair.variant["variant"]: pair
             for clock in ("wall", "device")
-            for (_, name), pair in slowdowns(rows, clock).items()
+            for pair in slowdowns(rows, clock)
         },
     }
 

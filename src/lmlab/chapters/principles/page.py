@@ -1,5 +1,6 @@
 """Six principles of fast GPU code: one pair of programs each, and the parts of the machine."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -22,14 +23,17 @@ NAMES = {
     "coalescing": "Coalescing",
     "tiling": "Tiling",
 }
-PANELS = {
-    "divergence": ("relative time by number of branches", "relative_time"),
-    "precision": ("TFLOP/s by side of the matrices", "rate"),
-    "fusion": ("GB/s by columns (GELU chain)", "bandwidth"),
-    "recomputation": ("MiB kept for backward, by depth", "saved_mib"),
-    "coalescing": ("useful GB/s by stride of a copy", "bandwidth"),
-    "tiling": ("TFLOP/s by FLOPs per byte of a tile", "rate"),
+PANELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "divergence": ("relative time by number of branches", "relative_time", {}),
+    # fp16 runs at the rate of bf16: one line would hide the other.
+    "precision": ("TFLOP/s by side of the matrices", "rate", {"series": lambda s: s != "fp16"}),
+    "fusion": ("GB/s by columns (GELU chain)", "bandwidth", {"variant": re.compile("GELU").match}),
+    "recomputation": ("MiB kept for backward, by depth", "saved_mib", {}),
+    "coalescing": ("useful GB/s by stride of a copy", "bandwidth", {"series": "copy"}),
+    # By tile size; the row-major order is only in the table.
+    "tiling": ("TFLOP/s by FLOPs per byte of a tile", "rate", {"series": lambda s: s != "without"}),
 }
+"""Title, quantity and rows of each panel."""
 ROOF = "roof"
 SERIES = {
     "without": "without the principle",
@@ -86,18 +90,11 @@ def _over_one_branch(found: Rows) -> Any:
 
 def _panels(rows: Rows) -> list[Rows]:
     panels = []
-    for topic, (title, name) in PANELS.items():
-        mine = select(rows, topic=topic, quantity=name, status="ok", x=pd.notna)
+    for topic, (title, name, where) in PANELS.items():
+        mine = select(rows, topic=topic, quantity=name, status="ok", x=pd.notna, **where)
         mine = mine.sort_values("x", key=pd.to_numeric, kind="stable")
-        if topic == "fusion" and len(mine):
-            mine = mine[mine["variant"].str.startswith("GELU")]
         if topic == "coalescing":
-            mine = select(mine, series="copy")
             mine = mine.assign(series=(mine["x"] == 1).map({True: "with", False: "without"}))
-        if topic == "precision":  # fp16 runs at the rate of bf16: one line would hide the other
-            mine = select(mine, series=lambda name: name != "fp16")
-        if topic == "tiling":  # by tile size; the row-major order is only in the table
-            mine = select(mine, series=lambda name: name != "without")
         panels.append(mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}"))
     return panels
 

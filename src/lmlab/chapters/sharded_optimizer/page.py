@@ -6,7 +6,7 @@ from lmlab.chapters import rank_page
 from lmlab.report.compare import Compare
 from lmlab.report.frame import Results, Rows, select
 from lmlab.report.page import Chapter
-from lmlab.report.table import quantity, time
+from lmlab.report.table import memory, time
 
 TITLE = "Sharded optimizer"
 
@@ -29,12 +29,10 @@ TABLES = {
         "Memory per rank after a step and at its peak, in GiB; time of the optimizer and of "
         "the step",
         {
-            "optimizer state": quantity("memory", "GiB", category="optimizer_state"),
-            "allocated": quantity("max_allocated", "GiB"),
-            "peak, forward and backward": quantity(
-                "max_peak_memory", "GiB", phase="forward_backward"
-            ),
-            "peak, optimizer step": quantity("max_peak_memory", "GiB", phase="optimizer"),
+            "optimizer state": memory("memory", category="optimizer_state"),
+            "allocated": memory("max_allocated"),
+            "peak, forward and backward": memory("max_peak_memory", phase="forward_backward"),
+            "peak, optimizer step": memory("max_peak_memory", phase="optimizer"),
             "optimizer (ms)": time(phase="optimizer"),
             "step (ms)": time(phase="total"),
         },
@@ -60,15 +58,15 @@ COMPARISONS = {
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     shared, rows = rank_page.group_facts(chapter), rank_page.lead_rows(chapter.own.rows)
-    memory = rank_page.memory_facts(rows, NAMES)
-    if memory["allocated"][OURS] is None:
+    measured = rank_page.memory_facts(rows, NAMES)
+    if measured["allocated"][OURS] is None:
         return {**shared, "ranks": None}
     owned = select(rows, quantity="owned_bytes")["value"]
     parameters, share = sum(owned), (shared["world_size"] - 1) / shared["world_size"]
     stored = {"optimizer_state": max(owned) / parameters}
     return {
         **shared,
-        **memory,
+        **measured,
         "state": {name: rank_page.category_of(rows, name, "optimizer_state") for name in NAMES},
         "expected_error": rank_page.expected_error(rows, OURS, stored),
         "fullest_share": stored["optimizer_state"],
