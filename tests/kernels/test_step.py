@@ -138,6 +138,24 @@ def test_a_changed_call_is_planned_again(gpu: FakeGpu, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+def test_a_backward_is_found_from_its_forward(gpu: FakeGpu) -> None:
+    q, k, v, grad_o, _ = inputs()
+    options: Any = {"is_causal": True, "scale": 0.125}
+    saved = q, k, v, *launch.forward(q, k, v, **options)
+    call, _ = launch.find((q, k, v), *options.values())
+    assert call is not None
+    forward = call, [x.data_ptr() for x in saved]
+    assert launch.follow(forward, grad_o, saved, **options) is None, "not planned yet"
+    expected = launch.backward(grad_o, *saved, **options)
+    found = launch.follow(forward, grad_o, saved, **options)
+    assert [x.stride() for x in found or ()] == [x.stride() for x in expected]
+    others = grad_o.mT.contiguous().mT, inputs(offset=1)[0]
+    assert all(launch.follow(forward, other, saved, **options) is None for other in others)
+    moved = q.clone(), *saved[1:]
+    assert launch.follow(forward, grad_o, moved, **options) is None
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [TILES, FUSED], ids=["portable", "fused"])
 def test_a_repeated_call_has_memory_for_every_tensor(
     tiles: Tiles, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,8 @@ from lmlab.kernels.problem import architecture
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+"""The hooks through which saved tensors go, or None; its argument is for tracing."""
 
 
 def flash_attention(
@@ -92,12 +94,15 @@ class FlashAttention(torch.autograd.Function):
         q, k, v = cast_for_autocast(q, k, v)
         ctx.is_causal = is_causal
         ctx.scale = q.shape[-1] ** -0.5 if scale is None else scale
-        is_run = q.is_cuda and not torch.compiler.is_compiling()
-        results = launch.repeat((q, k, v), is_causal, ctx.scale) if is_run else None
-        if results is not None:
-            o, lse = results
-            ctx.save_for_backward(q, k, v, o, lse)
-            return o
+        ctx.forward = None
+        if q.is_cuda and not torch.compiler.is_compiling():
+            call, addresses = launch.find((q, k, v), is_causal, ctx.scale)
+            if call is not None:
+                o, lse = call((q, k, v), addresses)
+                ctx.save_for_backward(q, k, v, o, lse)
+                if _saved_tensor_hooks(True) is None:  # else they may be others in backward
+                    ctx.forward = call, addresses
+                return o
         check(q, k, v, is_causal)
         check_supported(q, scale)
         if q.dim() not in (3, 4):
@@ -118,10 +123,13 @@ class FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
         """Gradients of q, k and v."""
-        q, k, v, o, lse = ctx.saved_tensors
-        options = {"is_causal": ctx.is_causal, "scale": ctx.scale}
+        q, k, v, o, lse = saved = ctx.saved_tensors
         is_traced = torch.compiler.is_compiling() or q.is_meta
         is_run = not is_traced and not torch.is_grad_enabled()
+        options: dict[str, Any] = {"is_causal": ctx.is_causal, "scale": ctx.scale}
+        found = is_run and ctx.forward and launch.follow(ctx.forward, grad_o, saved, **options)
+        if found:
+            return *found, None, None
         if is_run and q.dim() == 4:
             return *launch.backward(grad_o, q, k, v, o, lse, **options), None, None
         folded = *fold_all(grad_o, q, k, v, o), lse if q.dim() == 4 else lse.unsqueeze(1)

@@ -47,6 +47,8 @@ class Call:
     scratches: list[Buffer] = field(default_factory=list)
     semaphores: int = 0
     steps: list[Step] = field(default_factory=list)
+    backwards: dict[Any, Call] = field(default_factory=dict, init=False)
+    """Of a forward: the calls that followed it, by the layout of grad_o."""
     _direct: DirectLaunches | None = field(default=None, init=False)
     _offsets: list[int] = field(default_factory=list, init=False)
     """Where each scratch tensor begins in the memory of all, and where the last one ends."""

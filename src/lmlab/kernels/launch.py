@@ -75,9 +75,7 @@ def forward(
     and device; heads is a multiple of kv_heads. Without `tiles`, the table in `tile_sizes` decides.
     """
     inputs = q, k, v
-    o, lse = repeat(inputs, is_causal, scale, tiles) or _plan_and_run(
-        "forward", inputs, is_causal, scale, tiles
-    )
+    o, lse = _run("forward", inputs, is_causal, scale, tiles)
     return o, lse
 
 
@@ -87,22 +85,49 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     inputs = q, k, v, grad_o, o, lse
-    grad_q, grad_k, grad_v = repeat(inputs, is_causal, scale, tiles) or _plan_and_run(
-        "backward", inputs, is_causal, scale, tiles
-    )
+    grad_q, grad_k, grad_v = _run("backward", inputs, is_causal, scale, tiles)
     return grad_q, grad_k, grad_v
 
 
-def repeat(
+def find(
     inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles | None = None
-) -> list[Tensor] | None:
-    """Results of a cached call, whose inputs need no checks; None if no such call is cached.
+) -> tuple[Call | None, list[int]]:
+    """The cached call for inputs like these, which then need no checks; and their addresses.
 
     `inputs` are q, k, v or, for the backward, q, k, v, grad_o, o, lse.
     """
     addresses = [x.data_ptr() for x in inputs]
-    call = _calls.get(_key(inputs, addresses, is_causal, scale, tiles))
-    return None if call is None else call(inputs, addresses)
+    return _calls.get(_key(inputs, addresses, is_causal, scale, tiles)), addresses
+
+
+def follow(
+    forward: tuple[Call, list[int]], grad_o: Tensor, saved: tuple[Tensor, ...], *,
+    is_causal: bool, scale: float,
+) -> list[Tensor] | None:  # fmt: skip
+    """Gradients, if the backward can be found from its cached forward, as only grad_o is new.
+
+    `forward` is that call with the addresses of its tensors, `saved` are q, k, v, o, lse: still the
+    same ones, if no hook has moved them.
+    """
+    cached, known = forward
+    addresses = [x.data_ptr() for x in saved]
+    if addresses != known[:5]:
+        return None
+    q, k, v, o, lse = saved
+    inputs = q, k, v, grad_o, o, lse
+    addresses.insert(3, grad_o.data_ptr())
+    layout = grad_o.stride(), addresses[3] % ALIGNMENT, _is_tf32(q)
+    call = cached.backwards.get(layout)
+    if call is None:
+        call = _calls.get(_key(inputs, addresses, is_causal, scale, None))
+    if call is None:
+        return None
+    cached.backwards[layout] = call
+    return call(inputs, addresses)
+
+
+def _is_tf32(q: Tensor) -> bool:
+    return q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _key(
@@ -113,18 +138,20 @@ def _key(
     q, k, v = inputs[:3]
     # The forward has checked that k and v match.
     checked = (v.shape, k.dtype, v.dtype, k.device, v.device) if len(inputs) == 3 else ()
-    tf32 = q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return (
         q.shape, k.shape, q.dtype, q.device, *[x.stride() for x in inputs], *checked,
-        reduce(or_, addresses) % ALIGNMENT, is_causal, scale, tf32, tiles,
+        reduce(or_, addresses) % ALIGNMENT, is_causal, scale, _is_tf32(q), tiles,
     )  # fmt: skip
 
 
-def _plan_and_run(
+def _run(
     direction: Direction, inputs: tuple[Tensor, ...], is_causal: bool, scale: float,
     tiles: Tiles | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Plan, run and cache a call, with the requested tiles or the best that fit."""
+    """Run a cached call; or plan, run and cache one, with requested tiles or the best that fit."""
+    call, addresses = find(inputs, is_causal, scale, tiles)
+    if call is not None:
+        return call(inputs, addresses)
     usable = [addressable(x) for x in inputs[:5]] + [_padded(x) for x in inputs[5:]]
     problem = Problem.of(usable[0], usable[1], is_causal, direction)
     choices = [tiles] if tiles else choose(problem)
@@ -142,7 +169,6 @@ def _plan_and_run(
         if len(_calls) >= MAX_CALLS:
             _calls.clear()
         if all(a is b for a, b in zip(usable, inputs, strict=True)):
-            addresses = [x.data_ptr() for x in inputs]
             _calls[_key(inputs, addresses, is_causal, scale, tiles)] = call
         break
     return results
@@ -151,7 +177,7 @@ def _plan_and_run(
 def compiled_kernel(inputs: tuple[Tensor, ...], is_causal: bool, scale: float, tiles: Tiles) -> Any:
     """The compiled kernel with the most shared memory in a cached call; None if interpreted.
 
-    `inputs` are those of `repeat`.
+    `inputs` are those of `find`.
     """
     addresses = [x.data_ptr() for x in inputs]
     steps = _calls[_key(inputs, addresses, is_causal, scale, tiles)].steps
