@@ -31,6 +31,7 @@ class Launch(NamedTuple):
     kernels: list[str]
     heads: int = 16
     length: int = 16384
+    group: int = 1
     dtype: torch.dtype = torch.bfloat16
     spills: int = 0
     spills_with_cuda_13: int = 0
@@ -46,6 +47,7 @@ LAUNCHES = [
     *(Launch("hopper", "forward", d, [FORWARD_WS], spills=FEW) for d in (64, 128, 256)),
     Launch("hopper", "backward", 64, [DELTA, "flash_bwd_fused_kernel"], spills=FEW),
     *(Launch("hopper", "backward", d, [DELTA, WIDE, DQ], spills=FEW) for d in (192, 256)),
+    Launch("hopper", "backward", 192, [DELTA, BACKWARD], group=4, spills=FEW),
     Launch("hopper", "backward", 128, [DELTA, DKDV, DQ], spills=FEW),
     Launch("hopper", "backward", 64, [DELTA, DKDV, DQ], 2, spills=FEW),
     Launch("hopper", "backward", 64, [BACKWARD], heads=1, length=512, spills_with_cuda_13=48),
@@ -57,8 +59,9 @@ LAUNCHES = [
 @pytest.mark.parametrize("case", LAUNCHES, ids=str)
 def test_kernels_fit_and_do_not_spill(case: Launch, gpu: FakeGpu, tmp_path: Path) -> None:
     gpu.become(case.architecture)
-    q, k, v, o, grad_o = (
-        torch.empty(1, case.heads, case.length, case.head_dim, dtype=case.dtype) for _ in range(5)
+    q, o, grad_o, k, v = (
+        torch.empty(1, case.heads // group, case.length, case.head_dim, dtype=case.dtype)
+        for group in (1, 1, 1, case.group, case.group)
     )
     options: dict[str, Any] = {"is_causal": True, "scale": 0.125}
     if case.direction == "forward":

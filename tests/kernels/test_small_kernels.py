@@ -117,6 +117,9 @@ def test_shapes_that_do_not_fit_and_tiles_that_do_not_divide_are_refused() -> No
     hidden, weight, targets = problem(4, 8, 16)
     with pytest.raises(ValueError, match="do not fit"):
         fused_linear_cross_entropy(hidden, weight, targets[:-1])
+    for missing in (-100, -1, 8, 64):
+        targets[1] = missing
+        assert not fused_linear_cross_entropy(hidden, weight, targets).isfinite()
 
 
 @pytest.mark.gpu
@@ -199,9 +202,14 @@ def test_a_16_bit_parameter_is_its_rounded_fp32_master(device: str) -> None:
 
 def test_a_gradient_of_other_layout_is_made_to_fit_and_a_parameter_with_gaps_refused() -> None:
     ours, theirs = parameters_of([(8, 16)], "cpu"), parameters_of([(8, 16)], "cpu")
+    factor = torch.arange(128.0).view(16, 8).t()
     for own, optimizer in ((ours, FusedAdamW(ours)), (theirs, torch.optim.AdamW(theirs))):
-        own[0].grad = torch.arange(128.0).view(16, 8).t()
-        optimizer.step()
+
+        def closure(own: nn.ParameterList = own) -> float:
+            own[0].grad = factor * own[0].detach()
+            return 2.5
+
+        assert [optimizer.step(closure), optimizer.step()] == [2.5, None]
     torch.testing.assert_close(ours[0], theirs[0])
     with_gaps = nn.Parameter(torch.zeros(8, 16)[:, ::2])
     with_gaps.grad = torch.ones(8, 8)

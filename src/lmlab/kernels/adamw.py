@@ -14,7 +14,7 @@ weight before the forward and of every gradient after the backward.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -105,13 +105,16 @@ class FusedAdamW(Optimizer):
         self._tables: dict[tuple[int, ...], Tensor] = {}
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient, with one launch per group and dtype."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient, with one launch per group and dtype; returns
+        the result of `closure`."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             group["step"] += 1
             used = [parameter for parameter in group["params"] if parameter.grad is not None]
             for dtype in dict.fromkeys(parameter.dtype for parameter in used):
                 self._update([each for each in used if each.dtype == dtype], group)
+        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state as it is; the base class casts it to the parameters' type."""

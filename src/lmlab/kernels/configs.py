@@ -83,13 +83,15 @@ class Tiles:
         block_m, block_n = orient(direction, resident, streamed)
         return replace(self, block_m=block_m, block_n=block_n)
 
-    def portable(self) -> Tiles:
+    def portable(self, problem: Problem) -> Tiles:
         """Power-of-two tiles for the portable kernels, where warp-specialized ones cannot run."""
-        block_m = 1 << (self.block_m.bit_length() - 1)
+        block_m, block_n = 1 << (self.block_m.bit_length() - 1), self.block_n
+        if problem.direction == "backward" and problem.head_dim > 128:
+            block_m, block_n = 32, 64  # larger ones spill
         # Two stages suit the fused backward; the portable kernel spills with them.
         stages = 3 if self.fused else self.stages
         return replace(
-            self, block_m=block_m, stages=stages, tma=True, persistent=False,
+            self, block_m=block_m, block_n=block_n, stages=stages, tma=True, persistent=False,
             warp_specialized=False, fused=False,
         )  # fmt: skip
 
@@ -153,7 +155,7 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
 def choose(problem: Problem) -> list[Tiles]:
     """Tiles whose estimated shared memory fits, best first, each smaller than the one before."""
     shared_limit = problem.gpu.shared_limit
-    candidates = _shrink(problem.direction, look_up(problem))
+    candidates = _shrink(problem, look_up(problem))
     fitting = [tiles for tiles in candidates if shared_bytes(problem, tiles) <= shared_limit]
     if not fitting:
         raise ValueError(
@@ -163,15 +165,16 @@ def choose(problem: Problem) -> list[Tiles]:
     return fitting
 
 
-def _shrink(direction: Direction, tiles: Tiles) -> Iterator[Tiles]:
+def _shrink(problem: Problem, tiles: Tiles) -> Iterator[Tiles]:
     """Ever smaller tiles: first with fewer stages, which keeps products fast, then fewer rows."""
+    direction = problem.direction
     while True:
         yield tiles
         resident, streamed = tiles.rows(direction)
         if tiles.stages > 2:
             tiles = replace(tiles, stages=tiles.stages - 1)
         elif tiles.warp_specialized:
-            tiles = tiles.portable()
+            tiles = tiles.portable(problem)
             tiles = tiles.with_rows(direction, tiles.rows(direction)[0], streamed // 2)
         elif streamed > SMALLEST_TILE and streamed >= resident // 2:
             tiles = tiles.with_rows(direction, resident, streamed // 2)

@@ -66,7 +66,8 @@ def loss_forward_kernel(
     tl.store(sums + column.to(tl.int64) * tokens + rows, total, mask=inside)
     target = tl.load(targets + rows, mask=inside, other=-1)
     found = tl.sum(tl.where(columns[None, :] == target[:, None], logits, 0.0), 1)
-    tl.store(target_logits + rows, found, mask=inside & (target // BLOCK_N == column))
+    here = (target >= 0) & (target // BLOCK_N == column)
+    tl.store(target_logits + rows, found, mask=inside & here)
 
 
 @triton.jit
@@ -115,7 +116,7 @@ class _FusedLoss(torch.autograd.Function):
         tiles = tiles_for(hidden)
         parts = -(-words // tiles["BLOCK_N"])
         maxima, sums = hidden.new_empty(2, parts, tokens, dtype=torch.float32)
-        target_logits = hidden.new_empty(tokens, dtype=torch.float32)
+        target_logits = hidden.new_full((tokens,), float("nan"), dtype=torch.float32)
         kernel_for(loss_forward_kernel, hidden.device)[grid_for(tokens, words, tiles)](
             hidden, weight.to(hidden.dtype), targets, maxima, sums, target_logits,
             tokens, words, depth, **tiles,
@@ -148,7 +149,10 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the logits hidden (..., d) x weight (words, d)^T for target ids."""
+    """Mean cross-entropy of the logits hidden (..., d) x weight (words, d)^T for target ids.
+
+    Not a finite number if a target is not in the vocabulary.
+    """
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != weight.shape[-1]:
         raise ValueError(
             f"fused loss: hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and targets "

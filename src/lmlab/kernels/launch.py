@@ -210,7 +210,7 @@ def build_forward(problem: Problem, inputs: Sequence[Tensor], scale: float, tile
         if call.is_aligned and hopper.can_forward(problem, tiles, plan, (q, k, v)):
             hopper.add_forward(call, problem, (q, k, v, o, lse), scale, tiles, plan)
             return call
-        tiles = tiles.portable()
+        tiles = tiles.portable(problem)
         plan = forward_plan(problem, tiles)
     block_d = plan.constants["BLOCK_D"]
     # A partial is an accumulator with a row sum and a row maximum per query.
@@ -250,7 +250,7 @@ def build_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, til
             delta = _add_delta(call, problem, grad_o, o)
             hopper.add_backward(call, problem, (*sources, lse, delta), grads, scale, tiles, plan)
             return call
-        tiles = tiles.portable()
+        tiles = tiles.portable(problem)
         plan = backward_plan(problem, tiles)
     if plan.constants["TERMS"] > 1:
         sources, delta = _add_decompose(call, problem)
