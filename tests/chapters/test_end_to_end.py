@@ -24,7 +24,6 @@ PHASES = {
     "forward_backward": ["forward", "backward"],
     "train_step": ["zero_grad", "forward", "backward", "optimizer"],
 }
-MODES = pytest.mark.parametrize("mode", PHASES)
 SHAPE = ModelShape(
     vocab_size=17, context=8, batch=2, d_model=16, d_ff=24, num_layers=2, num_heads=2
 )
@@ -76,7 +75,7 @@ class Watching(Plain):
 PLAIN, WATCHING = f"{__name__}:Plain", f"{__name__}:Watching"
 
 
-@MODES
+@pytest.mark.parametrize("mode", PHASES)
 def test_a_mode_has_its_phases_and_a_total(mode: cost.Mode, cpu: torch.device) -> None:
     outcome = end_to_end.measure(end_to_end_point(mode=mode, warmup=2), cpu)
     times = {record["labels"]["phase"]: record for record in found(outcome, "time")}

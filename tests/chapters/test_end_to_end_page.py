@@ -28,15 +28,12 @@ def step(
     if mode == "forward_backward":
         shares = {"forward": 0.25, "backward": 0.5, "total": 0.75}
     jitter = samples or [1.0, 1.001, 0.999]
+    clocks = {"wall": [wall * j for j in jitter], **({"device": [device]} if device else {})}
     records = [
-        time_record([wall * share * j for j in jitter], phase=phase)
+        time_record([ms * share for ms in times], clock, phase=phase)
+        for clock, times in clocks.items()
         for phase, share in shares.items()
     ]
-    if device is not None:
-        records += [
-            time_record([device * share], clock="device", phase=phase)
-            for phase, share in shares.items()
-        ]
     if warmup_samples:
         records.append(time_record(warmup_samples, phase="total", quantity="warmup_time"))
     records += [

@@ -276,11 +276,9 @@ def steps(ours: float, other: float) -> list[dict[str, Any]]:
         ("mine", "sdpa_cudnn", "other", other),
     ):
         labels = {"rung": rung, "attention": attention, "precision": "bf16", "batch_size": 4}
-        samples = [ms, ms * 1.001, ms * 0.999]
-        records.append(time_record(samples, side=side, **labels))
-        records.append(
-            time_record([s / 1e3 for s in samples], side=side, **labels, quantity="token_time")
-        )
+        for quantity, center in (("time", ms), ("token_time", ms / 1e3)):
+            samples = [center, center * 1.001, center * 0.999]
+            records.append(time_record(samples, quantity=quantity, side=side, **labels))
         if side != "before":
             name = rung if side == "rung" else f"{rung}, {attention}"
             records.append(value("tokens", 1000, "", variant=name, **labels))

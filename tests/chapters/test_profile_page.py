@@ -11,7 +11,6 @@ from lmlab.chapters.profile import page
 from lmlab.chapters.profile.trace_data import of_trace
 from lmlab.measure.records import value
 from lmlab.measure.trace import nsys
-from lmlab.report.figure import Figure
 from lmlab.report.frame import select
 from lmlab.report.page import build_chapter
 from lmlab.study.points import Point
@@ -142,18 +141,15 @@ BRANCHES: dict[str, Callable[[Result], Result]] = {
 
 
 @pytest.mark.parametrize("branch", [*BRANCHES, "out of memory"])
-def test_every_branch_of_the_templates_renders(
-    tmp_path: Path, profiled: Result, branch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if branch != "gpu":  # drawing takes longer than the rest, and once is enough
-        monkeypatch.setattr(Figure, "draw", lambda figure, rows, path: len(figure.rows(rows)) > 0)
+def test_every_branch_renders(tmp_path: Path, profiled: Result, branch: str) -> None:
     found = [BRANCHES[branch](profiled)] if branch in BRANCHES else []
     if branch == "two precisions":
         found = [profiled, *found, machine(l2_bytes=MIB, copy_bandwidth=100.0)]
     if branch == "out of memory":
         found = [result(POINT, chapter="profile", status="oom", reason="needs 9 GiB more")]
     missing = Point("profile", {**POINT, "context": 8}, {})
-    front, pages = rendered(tmp_path, written(tmp_path, found, [missing]), "profile")
+    results, once = written(tmp_path, found, [missing]), branch == "gpu"
+    front, pages = rendered(tmp_path, results, "profile", draw=once)
     assert "nan" not in front.lower().split()
     assert ("ampere 128x64 tn" in pages["profile"]) == (branch != "out of memory")
     assert (", bf16" in pages["profile"]) == (branch == "two precisions")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmlab.chapters.data_parallel import page as data_parallel
-from lmlab.chapters.rank_page import describe
+from lmlab.chapters.rank_page import CATEGORIES, describe
 from lmlab.jobs import memory_stages, rank_work
 from lmlab.jobs.memory_stages import Training, memory_records, two_steps
 from lmlab.jobs.rank_work import per_rank
@@ -28,7 +28,6 @@ CHAPTERS = ("data_parallel", "sharded_optimizer", "fsdp")
 MIB = 2**20
 SHAPE = {"context": 8, "batch": 2, "precision": "fp32"}
 SETTINGS = {"step_limit_s": 2.0, "rounds": 4, "torch_bucket_mb": 25.0, "bucket_mb": 25.0}
-CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "other")
 
 
 def common(*purposes: str) -> list[Record]:

@@ -14,6 +14,7 @@ from lmlab.report.text import FORMATS, escape, join, number, percent, slug, time
 from tests.report.study import result, small_study, time_record, written
 
 STEP = time(phase="total")
+BY_SIZE = Table(title="T", rows=["size"], columns={"ms": STEP})
 
 
 def cells(markdown: str) -> list[list[str]]:
@@ -56,8 +57,7 @@ def test_a_column_without_any_value_is_left_out(tmp_path: Path) -> None:
 def test_reasons_that_differ_only_in_numbers_are_one(tmp_path: Path) -> None:
     reasons = ("needs 16.0 GiB more", "needs 2e+01 GiB more", "no room")
     failed = [result({"size": n}, status="oom", reason=why) for n, why in enumerate(reasons)]
-    table = Table(title="T", rows=["size"], columns={"ms": STEP})
-    caption = table.render(written(tmp_path, failed).rows).rpartition("\n")[2]
+    caption = BY_SIZE.render(written(tmp_path, failed).rows).rpartition("\n")[2]
     assert "OOM: could not allocate 16.0 GiB, and similar. OOM: no room." in caption
 
 
@@ -68,8 +68,7 @@ def test_a_cell_without_a_value_shows_a_short_reason_or_its_status(
     reason: str | float | None, cell: str, tmp_path: Path
 ) -> None:
     rows = written(tmp_path, [result({"size": 1}, status="oom", reason="no room")]).rows
-    table = Table(title="T", rows=["size"], columns={"ms": STEP})
-    text = table.render(rows.assign(reason=reason))
+    text = BY_SIZE.render(rows.assign(reason=reason))
     assert cells(text)[2] == ["1", cell]
     assert "OOM:" not in text
 
@@ -99,8 +98,8 @@ def test_noisy_and_capped_values_are_marked(tmp_path: Path) -> None:
 def test_an_ambiguous_cell_is_an_error_and_nothing_is_empty(tmp_path: Path) -> None:
     rows = small_study(tmp_path).rows
     with pytest.raises(ValueError, match=r"'ms'.* 2 rows .*'size': 'small'"):
-        Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows)
-    assert Table(title="T", rows=["size"], columns={"ms": STEP}).render(rows.head(0)) == ""
+        BY_SIZE.render(rows)
+    assert BY_SIZE.render(rows.head(0)) == ""
 
 
 @given(st.text(max_size=60))

@@ -5,6 +5,7 @@ raw records here. A source is included where it states everything a row of such 
 context, precision, batch); its other figures appear only on the chapters' pages.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -76,17 +77,15 @@ def published(rows: Rows) -> dict[str, dict[str, Rows]]:
 
 
 WALL = {"quantity": "time", "clock": "wall"}
+EAGER = {"implementation": "eager", "batch": 8, "phase": ["forward", "backward"]}
 NAIVE = {"chapter": "attention", "topic": "naive", "variant": "naive"}
+FLASH = {"chapter": "attention", "variant": "flash", "phase": "both"}
+FLASH |= {"quantity": "time", "clock": "events"}
 STEP = {"chapter": "end_to_end", "start": "warm", "mode": "train_step"}
 
 
 def _stated(value: Any) -> bool:
     return bool(value != NOT_STATED)
-
-
-def _attention(rows: Rows) -> Rows:
-    eager = select(rows, implementation="eager", batch=8, phase=["forward", "backward"])
-    return eager.assign(**NAIVE, **WALL)
 
 
 def _steps(rows: Rows) -> Rows:
@@ -102,11 +101,6 @@ def _kernels(rows: Rows) -> Rows:
     rows = rows.drop_duplicates(["gpu", "phase", "size", "context"])
     rows = rows.assign(quantity="kernel_share", value=rows["value"] / 100, rank=1)
     return rows.assign(chapter="profile", mode=rows["phase"], precision="fp32")
-
-
-def _leaderboard(rows: Rows) -> Rows:
-    events = {"quantity": "time", "clock": "events"}
-    return rows.assign(chapter="attention", variant="flash", phase="both", **events)
 
 
 def _peaks(rows: Rows) -> Rows:
@@ -125,11 +119,11 @@ def _out_of_memory(rows: Rows) -> Rows:
     return found.assign(status="oom", reason="source " + found["writeup"], **nothing)
 
 
-CONVERSIONS = {
-    "attention": _attention,
+CONVERSIONS: dict[str, Callable[[Rows], Rows]] = {
+    "attention": lambda rows: select(rows, **EAGER).assign(**NAIVE, **WALL),
     "end_to_end": _steps,
     "kernels": _kernels,
-    "leaderboard": _leaderboard,
+    "leaderboard": lambda rows: rows.assign(**FLASH),
     "memory": _peaks,
     "out_of_memory": _out_of_memory,
 }

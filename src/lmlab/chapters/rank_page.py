@@ -106,11 +106,13 @@ def compare_with(rows: Rows, baseline: str) -> Comparison:
     return Compare(variant=others, baseline=one, on=["ranks"], by=["variant"], where=STEP).run(rows)
 
 
-def group_facts(chapter: Chapter) -> dict[str, Any]:
-    """Facts about the lead for a page's text; `ranks` is None if no group ran."""
+def group_facts(chapter: Chapter, variants: Iterable[str] = ()) -> dict[str, Any]:
+    """Facts about the lead for a page's text, with the memory of variants; `ranks` is None if no
+    group ran."""
     everything = chapter.own.rows
     rows = lead_rows(everything)
-    facts = {"ranks": lead(everything), "not_started": not_started(everything)}
+    facts: dict[str, Any] = memory_facts(rows, variants)
+    facts |= {"ranks": lead(everything), "not_started": not_started(everything)}
     if rows.empty:
         return facts
     first = rows.iloc[0]
@@ -158,7 +160,7 @@ def with_rank_maxima(rows: Rows) -> Rows:
     return pd.concat(parts, ignore_index=True)
 
 
-def memory_facts(rows: Rows, variants: Iterable[str]) -> dict[str, dict[str, Any]]:
+def memory_facts(rows: Rows, variants: Iterable[str]) -> dict[str, Any]:
     """By variant: the most memory that any rank has allocated after a step, and the highest peak
     of a step with its phase (None on a CPU, which has no peak counter)."""
     found: dict[str, dict[str, Any]] = {"allocated": {}, "peak": {}}

@@ -20,7 +20,7 @@ from lmlab.chapters.end_to_end.page import NOISE
 from lmlab.cli.keys import split
 from lmlab.cli.measure import aligned
 from lmlab.report.frame import FIELDS, Rows
-from lmlab.report.text import DASH, MIB, number
+from lmlab.report.text import DASH, MIB, number, shortened
 from lmlab.report.verdict import SLOWER
 from lmlab.result_sets.differences import COUNTED, Differences, differences
 from lmlab.result_sets.sets import MEMORY, ResultSet, load_set
@@ -95,7 +95,7 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
     for name, each in (("A", first), ("B", second)):
         machine = each.facts.get("machine", "nothing readable")
         yield f"{name}: {each.name}, {machine}, {len(each.files)} results"
-        yield from _listed([f"   {problem}" for problem in each.problems])
+        yield from shortened([f"   {problem}" for problem in each.problems], LISTED, "  {} more")
     for key, (a, b) in found.differs.items():
         yield f"differs: {key.replace('_', ' ')}: {a} | {b}"
     for key, (a, b) in found.other_work.items():
@@ -123,12 +123,7 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
         yield from [f"\nonly {each.name}: {rows['file'].nunique()} points"] if files else []
         others = {status: f" (the other: {status})" for _, status in files} | {"missing": ""}
         lines = [f"  {f}: {count} records{others[s]}" for (f, s), count in files.items()]
-        yield from _listed(lines)
-
-
-def _listed(lines: Sequence[str]) -> list[str]:
-    more = [f"  {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-    return [*lines[:LISTED], *more]
+        yield from shortened(lines, LISTED, "  {} more")
 
 
 def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str, Any]:

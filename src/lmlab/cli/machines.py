@@ -1,6 +1,6 @@
 """Render the comparison page: results of several machines, with published figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def write_comparison(
         raise ValueError(f"no results to compare in {results}")
     faults: list[str] = []
     columns = [_measured(config, name, results, faults) for name in machines]
-    published = _published()
+    published = list(_published())
     study = load_study(config, device_of(machines[0]))
     sets = [load_set(str(results / name)) for name in machines]
     facts = [differences(sets[0], other, NOISE) for other in sets[1:]]
@@ -77,16 +77,14 @@ def _measured(config: Mapping[str, Any], name: str, results: Path, faults: list[
     )
 
 
-def _published() -> list[Machine]:
+def _published() -> Iterator[Machine]:
     """One machine per GPU with published figures; its ceilings are those its vendor states."""
-    machines = []
     for gpu, chapters in compare_page.published(load_published(REFERENCES)).items():
         names = [name for name in known_devices() if name.endswith(f" {gpu}")]
         peaks = peaks_of(names[0]) if len(names) == 1 else None
         stated = {**peaks["tflops"], COPY: peaks["memory_tb_per_s"] * 1e3} if peaks else {}
         given: dict[str, Any] = {"chapters": chapters, "ceilings": stated, "stated": stated}
-        machines.append(Machine(name=f"{gpu}, published", published=True, **given))
-    return machines
+        yield Machine(name=f"{gpu}, published", published=True, **given)
 
 
 def _takes_part(machine: Machine, question: Question) -> bool:

@@ -235,6 +235,7 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
         for (dash, line), style in zip(lines, ("-", "--", ":", "-."), strict=False):
             points, few = dash is not None and dash == figure.points, len(line) <= MANY_POINTS
             names = [figure.label(v) for v in (value, dash) if v is not None]
+            label = ", ".join(names[:1] if figure.points else names)
             axes.plot(
                 line[x].astype(float),
                 line[figure.y.field].astype(float),
@@ -243,9 +244,7 @@ def _line(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> 
                 marker=shape if points or (few and not figure.points) else None,
                 markersize=4 + 2 * points,
                 fillstyle="none" if points else "full",
-                label=", ".join(names[: 1 if figure.points else 2])
-                if len(lines) == 1 or not points
-                else None,
+                label=None if points and len(lines) > 1 else label,
             )
 
 
@@ -281,8 +280,8 @@ def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> N
 
 
 def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:
-    columns, lines = (values_of(rows, axis.field) for axis in (figure.x, figure.y))
     cells = rows.pivot_table("value", figure.y.field, figure.x.field, aggfunc="first", sort=False)
+    columns, lines = (values_of(rows, axis.field) for axis in (figure.x, figure.y))
     cells = cells.reindex(index=lines, columns=columns).astype(float)
     axes.imshow(cells, aspect="auto", cmap="viridis")
     darkest, brightest = float(rows["value"].min()), float(rows["value"].max())
@@ -290,8 +289,8 @@ def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) 
         if pd.notna(cell):
             color = "black" if cell > 0.6 * brightest + 0.4 * darkest else "white"
             axes.text(x, y, number(float(cell)), ha="center", va="center", color=color)
-    axes.set_xticks(range(len(columns)), [str(value) for value in columns])
-    axes.set_yticks(range(len(lines)), [str(value) for value in lines])
+    axes.set_xticks(range(len(columns)), map(str, columns))
+    axes.set_yticks(range(len(lines)), map(str, lines))
     axes.grid(visible=False)
 
 

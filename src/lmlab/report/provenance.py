@@ -9,7 +9,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from lmlab.report.frame import Results, select
-from lmlab.report.text import escape, grouped_reasons, join, markdown_table, number
+from lmlab.report.text import escape, grouped_reasons, join, markdown_table, number, shortened
 from lmlab.study.results import Result
 
 MAX_LINES = 12
@@ -31,10 +31,10 @@ def summary(results: Results, uncounted_compilers: Sequence[str] = ()) -> Markup
     if readable:
         parts[0] += f", from {_code(readable)}"
         parts.append(_cost(readable, uncounted_compilers))
-    problems = [f"Unreadable: {escape(problem)}" for problem in results.problems[:MAX_LINES]]
-    if more := len(results.problems) - len(problems):
-        problems.append(f"{more} more unreadable files; `lmlab status` lists them.")
-    return Markup("\n\n".join([". ".join(parts) + ".", *problems]))
+    problems = [f"Unreadable: {escape(problem)}" for problem in results.problems]
+    more = "{} more unreadable files; `lmlab status` lists them."
+    listed = shortened(problems, MAX_LINES, more)
+    return Markup("\n\n".join([". ".join(parts) + ".", *listed]))
 
 
 def _cost(results: Sequence[Result], uncounted: Sequence[str]) -> str:
@@ -96,8 +96,7 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
         points = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
         states = Counter(points.drop_duplicates("source").sort_index()["status"])
         flags = Counter(flag for result in mine for flag in result.flags)
-        first = next(path for path, each in results.results.items() if each.chapter == chapter)
-        parts = Path(first).parts
+        parts = Path(rows["source"].iloc[0]).parts
         target = Path(*parts[: parts.index(results.machine) + 2])  # the chapter's folder or file
         found = {name: _distinct(result.versions.get(name) for result in mine) for name in VERSIONS}
         table = {
@@ -115,11 +114,9 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     failed = select(rows, status=lambda state: state != "ok")
     pairs = zip(failed["status"], map(escape, failed["reason"]), strict=True)
     reasons = sorted(grouped_reasons(map(": ".join, pairs)), key=lambda group: -group[0])
-    without = [f"- {n} x {why}" for n, why in reasons[:MAX_LINES]]
-    without += [f"- {len(reasons) - MAX_LINES} more"] if len(reasons) > MAX_LINES else []
-    if without:
+    if without := [f"- {n} x {why}" for n, why in reasons]:
         lines.append("Measurements without a value, including some in points that succeeded:")
-        lines.append("\n".join(without))
+        lines.append("\n".join(shortened(without, MAX_LINES, "- {} more")))
     return Markup("\n\n".join(lines))
 
 

@@ -109,6 +109,12 @@ def join(items: Sequence[Any], last: str = "and") -> str:
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
+def shortened(lines: Sequence[str], most: int, more: str) -> list[str]:
+    """The first lines; if there are others, `more` names their number: "{} more"."""
+    rest = len(lines) - most
+    return [*lines[:most], more.format(rest)] if rest > 0 else [*lines]
+
+
 def grouped_reasons(reasons: Iterable[str]) -> list[tuple[int, str]]:
     """Group reasons that differ only in numbers; return each group's size and first reason."""
     found: dict[str, list[str]] = defaultdict(list)

@@ -221,20 +221,20 @@ def slower(where: str, topic: str) -> Table:
 
 
 BOTH = {"eager": EAGER, "compiled": COMPILED}
+BOARD: Any = {"rows": ["attention"], "data": leaderboard}
+COMPILING: Any = {"rows": ["precision", "size"], "where": {"topic": "model_compile"}}
 TABLES = {
     **naive_page.TABLES,
     **tiles_page.TABLES,
     "front_compile": Table(
         title="Training step, eager and compiled, alternating; speed-up: in paired rounds",
-        rows=["precision", "size"],
-        where={"topic": "model_compile"},
+        **COMPILING,
         columns=side_by_side(BOTH, phase=STEP) | {"speed-up": speedup(phase=STEP)},
     ),
     "front_leaderboard": Table(
         title="The fastest variants at the leaderboard's shape (d = 64) and with twice its head "
         "dim, forward and backward",
-        rows=["attention"],
-        data=leaderboard,
+        **BOARD,
         limit=5,
         columns={
             "d = {head_dim} (ms)": kernel_time(phase="both"),
@@ -249,8 +249,7 @@ TABLES = {
     ),
     "compiled_costs": Table(
         title="What compiling costs and saves",
-        rows=["precision", "size"],
-        where={"topic": "model_compile"},
+        **COMPILING,
         columns={
             "first compiled step (s)": quantity("first_step_time", "s", variant=COMPILED),
             "peak, eager (GiB)": memory(variant=EAGER),
@@ -299,8 +298,7 @@ TABLES = {
     "both": by_variant("Forward and backward in ms", kernel_time(phase="both")),
     "leaderboard": Table(
         title="Leaderboard shape, head dim {head_dim}",
-        rows=["attention"],
-        data=leaderboard,
+        **BOARD,
         columns={
             **{f"{name} (ms)": kernel_time(phase=name) for name in PASSES},
             "sustained (ms)": quantity("sustained_time", "ms"),

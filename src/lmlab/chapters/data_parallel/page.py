@@ -16,10 +16,11 @@ from lmlab.chapters import rank_page
 from lmlab.chapters.rank_page import STEP, compare_with, first_value, lead_rows, variant_table
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, computed, distinct, select, table_of
+from lmlab.report.frame import Results, Rows, computed, distinct, select
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 from lmlab.report.text import percent
+from lmlab.report.verdict import SLOWER
 
 TITLE = "Data parallelism"
 
@@ -54,21 +55,15 @@ def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
 def communication(rows: Rows) -> Rows:
     """Per variant: the share of communication, (step - alone) / step, shown as the verdict unless
     that is "slower", and the time `added` to a step (median over rounds)."""
-    compared = compare_with(rows, ALONE)
-    found = compared.rows()
-    if found.empty:
-        return found
-    share = 1 - found["value"]
-    judged = zip(share, found["verdict"], strict=True)
-    text = [percent(s) if verdict == "slower" else verdict for s, verdict in judged]
-    shares = found.assign(quantity="communication_share", value=share, share=text)
-    added = []
-    for pair in compared:
-        median = float(np.median(np.subtract(pair.variant["samples"], pair.baseline["samples"])))
+    found = [rows.head(0)]
+    for pair in compare_with(rows, ALONE):
+        added = float(np.median(np.subtract(pair.variant["samples"], pair.baseline["samples"])))
+        numbers = {"communication_share": 1 - pair.ratio, "added": added}
+        share = percent(1 - pair.ratio) if pair.verdict == SLOWER else pair.verdict
         # `min` and `max` stay those of the whole step, which `step_parts` draws.
-        own = {"quantity": "added", "value": median, "clock": None, "stability": None}
-        added.append({**pair.variant, **own})
-    return pd.concat([shares, table_of(added)])
+        own = {name: pair.variant[name] for name in ("min", "max")} | {"stability": None}
+        found.append(computed(pair.variant, numbers, share=share, verdict=pair.verdict, **own))
+    return pd.concat(found)
 
 
 def added_ms(total: float, n: Any, hide_ms: Any, per_byte: float, call_ms: float) -> Any:

@@ -177,10 +177,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     left_out = select(rows, topic="ladder", status="unsupported", quantity="time", **OWN)
     return {
         "best": [_best(select(rows, size=size)) for (size,) in distinct(rates, ["size"])],
-        "left_out": {
-            reason: list(dict.fromkeys(found["rung"]))
-            for reason, found in left_out.groupby("reason", sort=False)
-        },
+        "left_out": left_out.groupby("reason", sort=False)["rung"].unique().map(list).to_dict(),
     }
 
 
@@ -190,12 +187,9 @@ def _best(rows: Rows) -> dict[str, Any]:
     rates = select(mine, quantity="throughput")
     best: Any = highest(rates)
     here = select(mine, rung=best["rung"])
-    shares = {
-        name: next(iter(select(here, quantity=name)["value"]), None)
-        for name in ("mfu", "measured_mfu", "busy_share")
-    }
+    values = here.drop_duplicates("quantity").set_index("quantity")["value"]
+    shares = {name: values.get(name) for name in ("mfu", "measured_mfu", "busy_share")}
     first = rates.iloc[0]
-    gain = best["value"] / first["value"]
     parts = select(here, quantity="part_time").set_index("part")["value"]
     shares["matmul_share"] = parts["matmul"] / parts.sum() if "matmul" in parts else None
-    return {**best, **shares, "first": first["rung"], "gain": gain}
+    return {**best, **shares, "first": first["rung"], "gain": best["value"] / first["value"]}

@@ -104,9 +104,8 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    shared, rows = rank_page.group_facts(chapter), rank_page.lead_rows(chapter.own.rows)
-    memory = rank_page.memory_facts(rows, NAMES)
-    if memory["allocated"][DDP] is None:
+    shared, rows = rank_page.group_facts(chapter, NAMES), rank_page.lead_rows(chapter.own.rows)
+    if shared["allocated"][DDP] is None:
         return {**shared, "ranks": None}
     sharded = rank_page.first_value(rows, quantity="sharded_bytes")
     sharded /= rank_page.first_value(rows, quantity="parameter_bytes")
@@ -116,7 +115,6 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     total = select(rows, quantity="gather_wait").groupby("rank")["value"].sum()
     return {
         **shared,
-        **memory,
         "sizes": shared["sizes"]["memory and time"],
         "expected_error": rank_page.expected_error(rows, OURS, share),
         "no_wait_ms": NO_WAIT_MS,

@@ -5,7 +5,7 @@ range is not wrong, but a reader should know before comparing the run with anyth
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,7 @@ MEASURED, STATED = ["matmul_rate", "copy_bandwidth"], ["stated_matmul_rate", "st
 HIGHER_IS_BETTER = ("TFLOP/s", "GB/s")
 WHY_FASTER = "newer libraries, or work that was left out"
 # TFLOP/s, GB/s and tokens per second from a time in milliseconds.
-RATES: Mapping[str, Callable[[Rows], Any]] = {
-    "flops": lambda p: 1e-9 * p.work / p.time,
-    "bytes": lambda p: 1e-6 * p.work / p.time,
-    "tokens": lambda p: 1e3 * p.work / p.time,
-}
+PER_MS = {"flops": 1e-9, "bytes": 1e-6, "tokens": 1e3}
 # Quantities that templates name.
 CARD = (
     *("copy_bandwidth", "stated_bandwidth", "stated_source", "power_limit_w", "cpu_model"),
@@ -76,7 +72,8 @@ def with_rates(rows: Rows, rates: Mapping[str, str], on: Sequence[str], **times:
     """Add rates (work per time) to a chapter's rows; `rates` maps each to its work quantity."""
     for name, work in rates.items():
         parts = {"time": {"quantity": "time", **times}, "work": {"quantity": work}}
-        rows = combine(rows, name, parts, RATES[work], on=on)
+        rate = partial(lambda unit, p: unit * p.work / p.time, PER_MS[work])
+        rows = combine(rows, name, parts, rate, on=on)
     return rows
 
 
@@ -116,7 +113,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "matmul": by_dtype(chapter.results, "matmul_rate"),
         "stated": by_dtype(chapter.results, "stated_matmul_rate"),
         "power_capped": any("power_capped" in r.flags for r in chapter.results.of("machine")),
-        "bands": against_bands(chapter.results, read_bands(REFERENCES / "bands.yaml")),
+        "bands": list(against_bands(chapter.results, read_bands(REFERENCES / "bands.yaml"))),
     }
 
 
@@ -125,10 +122,9 @@ def read_bands(path: Path) -> Mapping[str, Any]:
     return yaml.safe_load(path.read_text())
 
 
-def against_bands(results: Results, bands: Mapping[str, Any]) -> list[dict[str, Any]]:
+def against_bands(results: Results, bands: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every figure with a range for this machine: value, range and, if outside, likely cause."""
     gpu = bands["gpus"].get(results.name, {})
-    found = []
     for name, figure in bands["figures"].items():
         rows = select(results.rows, status="ok", **figure["where"])
         expected = gpu.get(name) or _share_of_stated(results, bands["shares"].get(name))
@@ -140,9 +136,7 @@ def against_bands(results: Results, bands: Mapping[str, Any]) -> list[dict[str, 
         cause = _cause(results, flags, figure["bound"], gpu) if slow else WHY_FASTER
         outside = not low <= value <= high
         own = {"value": value, "low": low, "high": high, "outside": outside}
-        own |= {"name": name, "unit": figure["unit"], "cause": cause if outside else ""}
-        found.append(own)
-    return found
+        yield own | {"name": name, "unit": figure["unit"], "cause": cause if outside else ""}
 
 
 def _share_of_stated(results: Results, share: Mapping[str, Any] | None) -> list[float] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from lmlab.report.compare import Compare, Pair
+from lmlab.report.compare import Compare, Comparison, Pair
 from lmlab.report.frame import Rows, computed, highest, records, select
 from lmlab.report.table import Table, memory, quantity, time
 from lmlab.report.text import times
@@ -17,10 +17,9 @@ LATE_IN_BACKWARD = 0.5
 
 def relative_times(rows: Rows) -> Iterator[Rows]:
     """Step time of each strategy relative to its baseline, by both clocks."""
-    for clock in ("wall", "device"):
-        for pair in slowdowns(rows, clock):
-            numbers = {"relative_time": 1 / pair.ratio}
-            yield computed(pair.variant, numbers, clock=clock, shown=shown(pair))
+    for pair in slowdowns(rows):
+        numbers = {"relative_time": 1 / pair.ratio}
+        yield computed(pair.variant, numbers, clock=pair.variant["clock"], shown=shown(pair))
 
 
 def front_strategies(rows: Rows) -> Rows:
@@ -39,16 +38,17 @@ def checkpointed_points(rows: Rows) -> list[str]:
     return list(dict.fromkeys([*plain["source"], *times["source"]]))
 
 
-def slowdowns(rows: Rows, clock: str) -> Iterator[Pair]:
-    """Compare each strategy's step with its point's baseline, in paired rounds of one job. The
-    baseline is no checkpointing or, where that does not fit, `every-1`."""
-    times = {"quantity": "time", "clock": clock}
-    for source in checkpointed_points(rows):
-        steps = select(rows, status="ok", source=source, **times)
-        names = list(steps["variant"])
-        baseline = {"variant": next((n for n in ("none", "every-1", *names) if n in names), None)}
-        every = Compare(variant={}, baseline=baseline, on=["source"], by=["variant"], where=times)
-        yield from every.run(steps)
+def slowdowns(rows: Rows) -> Comparison:
+    """Compare each strategy's step with its point's baseline, in paired rounds of one job, first by
+    wall and then by device time. The baseline is no checkpointing or, where that does not fit,
+    `every-1`."""
+    on = ["source", "clock"]
+    steps = select(rows, status="ok", quantity="time", clock=["wall", "device"], **CHECKPOINTING)
+    steps = steps.sort_values("clock", ascending=False, kind="stable")
+    order = steps["variant"].map({"none": 0, "every-1": 1}).fillna(2).sort_values(kind="stable")
+    first = steps.loc[order.index].drop_duplicates(on).index
+    steps = steps.assign(first=steps.index.isin(first))
+    return Compare(variant={}, baseline={"first": True}, on=on, by=["variant"], where={}).run(steps)
 
 
 def shown(slowdown: Pair) -> str:
@@ -108,11 +108,8 @@ def _strategies(rows: Rows) -> dict[str, Any]:
         "nested": _first(rows, quantity="peak_memory", variant="nested", status="ok"),
         "late": parts.get("gradients", 0) > LATE_IN_BACKWARD * parts.get("parameters", 1)
         and parts["activations"] > 0,
-        "slowdowns": {  # by device time, where there is any
-            pair.variant["variant"]: pair
-            for clock in ("wall", "device")
-            for pair in slowdowns(rows, clock)
-        },
+        # By device time, where there is any.
+        "slowdowns": {pair.variant["variant"]: pair for pair in slowdowns(rows)},
     }
 
 

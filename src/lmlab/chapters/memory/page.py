@@ -121,16 +121,15 @@ def _longest(rows: Rows, results: Results) -> Iterator[Rows]:
 def _published(rows: Rows, results: Results) -> Rows:
     """Published peaks, each with the peak measured here for the same size, context and precision.
     A published forward pass keeps its graph."""
-    found = []
-    for row in records(select(results.rows, chapter="published", topic="memory")):
-        mode = {"forward": "forward_graph"}.get(row["mode"], row["mode"])
-        point = {**{key: row[key] for key in ("size", "context", "precision")}, "mode": mode}
-        here = select(rows, quantity="peak_memory", status="ok", **TIMELINE, **point)
-        base = {**point, "gpu": row["gpu"], "writeup": row["writeup"]}
-        base |= {"chapter": "memory", "status": "ok", "unit": "B"}
-        found.append({**base, "quantity": "published", "value": row["value"] * GIB})
-        found += [{**base, "quantity": "measured_here", "value": v} for v in here["value"][:1]]
-    return table_of(found)
+    point = ["size", "context", "precision", "mode"]
+    theirs = select(results.rows, chapter="published", topic="memory")
+    theirs = theirs.reindex(columns=["chapter", "status", *point, "gpu", "writeup", "value"])
+    mode = theirs["mode"].replace("forward", "forward_graph")
+    theirs = theirs.assign(chapter="memory", mode=mode)
+    ours = select(rows, quantity="peak_memory", status="ok", **TIMELINE).drop_duplicates(point)
+    here = theirs.drop(columns="value").merge(ours[[*point, "value"]], on=point)
+    there = theirs.assign(quantity="published", value=theirs["value"] * GIB)
+    return pd.concat([there, here.assign(quantity="measured_here")])
 
 
 def largest(rows: Rows) -> Rows:

@@ -1,6 +1,7 @@
 """Six principles of fast GPU code: one pair of programs each, and the parts of the machine."""
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -88,15 +89,13 @@ def _over_one_branch(found: Rows) -> Any:
     return found["value"] / found["series"].map(one)
 
 
-def _panels(rows: Rows) -> list[Rows]:
-    panels = []
+def _panels(rows: Rows) -> Iterator[Rows]:
     for topic, (title, name, where) in PANELS.items():
         mine = select(rows, topic=topic, quantity=name, status="ok", x=pd.notna, **where)
         mine = mine.sort_values("x", key=pd.to_numeric, kind="stable")
         if topic == "coalescing":
             mine = mine.assign(series=(mine["x"] == 1).map({True: "with", False: "without"}))
-        panels.append(mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}"))
-    return panels
+        yield mine.assign(quantity="panel", panel=f"{NAMES[topic]}\n{title}")
 
 
 def _roof(rows: Rows, limits: dict[str, float]) -> Rows:
@@ -167,7 +166,7 @@ FIGURES = {
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Parts of the machine, the pairs by topic, and what was left out."""
     pairs = chapter.compare["pairs"]
-    failed = select(chapter.own.rows, status=["unsupported", "failed", "oom"])
+    failed = select(chapter.own.rows, status=["unsupported", "failed", "oom"], variant=pd.isna)
     saved = select(chapter.own.rows, quantity="saved_bytes", status="ok")
     kept = dict(zip(saved["pair"], saved["value"], strict=True)) if len(saved) else {}
     parts = {name: chapter.results.value(chapter="machine", quantity=name) for name in PARTS}
@@ -175,8 +174,5 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "parts": {name: part for name, part in parts.items() if part is not None},
         "pairs": {pair.point["topic"]: pair for pair in pairs},
         "kept": kept["without"] / kept["with"] if {"with", "without"} <= kept.keys() else None,
-        "left_out": {
-            NAMES[row["topic"]]: row["reason"]
-            for row in failed[failed["variant"].isna()].to_dict("records")
-        },
+        "left_out": dict(zip(failed["principle"], failed["reason"], strict=True)),
     }

@@ -68,24 +68,19 @@ def layer_timeline(results: Results) -> Rows:
 
 def step_timelines(results: Results) -> Rows:
     """Host and device phases of two training steps: the first, and the last of the last size."""
-    found = [
-        result
+    phases = pd.DataFrame(
+        {"run": RUN_NAME.format(**result.parameters), "lane": lane, **result.parameters, **phase}
         for result in results.of("profile")
-        for phase in (result.data.get("timeline") or {}).get("device_phases", ())
-        if phase["phase"] == "optimizer"
-    ]
-    last_size = list(dict.fromkeys(r.parameters["size"] for r in found))[-1:]
-    of_last = [r for r in found if r.parameters["size"] in last_size]
-    outer = {RUN_NAME.format(**r.parameters): r.data["timeline"] for r in found[:1] + of_last[-1:]}
-    return pd.DataFrame(
-        [
-            {"run": run, "lane": lane, "end_ns": phase["start_ns"] + phase["duration_ns"], **phase}
-            for run, timeline in outer.items()
-            for lane in ("host", "device")
-            for phase in timeline[f"{lane}_phases"]
-            if phase["phase"] != "zero_grad"
-        ]
+        for lane in ("host", "device")
+        for phase in (result.data.get("timeline") or {}).get(f"{lane}_phases", ())
     )
+    steps = select(phases, lane="device", phase="optimizer")
+    if steps.empty:
+        return steps
+    of_last_size = select(steps, size=list(steps["size"].unique())[-1])
+    outer = select(phases, run=[steps["run"].iloc[0], of_last_size["run"].iloc[-1]])
+    outer = select(outer, phase=lambda name: name != "zero_grad")
+    return outer.assign(end_ns=outer["start_ns"] + outer["duration_ns"])
 
 
 TIMELINE: Any = {

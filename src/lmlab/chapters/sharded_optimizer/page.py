@@ -57,16 +57,14 @@ COMPARISONS = {
 
 
 def facts(chapter: Chapter) -> dict[str, Any]:
-    shared, rows = rank_page.group_facts(chapter), rank_page.lead_rows(chapter.own.rows)
-    measured = rank_page.memory_facts(rows, NAMES)
-    if measured["allocated"][OURS] is None:
+    shared, rows = rank_page.group_facts(chapter, NAMES), rank_page.lead_rows(chapter.own.rows)
+    if shared["allocated"][OURS] is None:
         return {**shared, "ranks": None}
     owned = select(rows, quantity="owned_bytes")["value"]
     parameters, share = sum(owned), (shared["world_size"] - 1) / shared["world_size"]
     stored = {"optimizer_state": max(owned) / parameters}
     return {
         **shared,
-        **measured,
         "state": {name: rank_page.category_of(rows, name, "optimizer_state") for name in NAMES},
         "expected_error": rank_page.expected_error(rows, OURS, stored),
         "fullest_share": stored["optimizer_state"],
