@@ -71,6 +71,9 @@ class FakeGpu:
     def load_binary(self, *arguments: object) -> tuple[int, ...]:
         return 1, 1, 32, 0, 1024
 
+    def unload_module(self, module: int) -> None:
+        """Called by newer versions of Triton."""
+
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 227 * KIB, "max_num_regs": 65_536, "warpSize": 32}
 

@@ -351,13 +351,10 @@ class Emulator:
             expect=lambda barrier, size: barrier.arrive(arrivals=1, bytes_expected=size),
             MBarrierLayout=lambda: "barrier",
         )
-        tma = SimpleNamespace(
-            async_copy_global_to_shared=copy_to_shared,
-            async_copy_shared_to_global=copy_to_global,
-            store_wait=wait_for_stores,
-        )
         return {
-            **{"gl": language, "tl": language, "mbarrier": barriers, "tma": tma},
+            **{"gl": language, "tl": language, "mbarrier": barriers},
+            "tma": SimpleNamespace(store_wait=wait_for_stores),
+            **{"async_load": copy_to_shared, "async_store": copy_to_global},
             "warpgroup_mma": Product,
             "warpgroup_mma_wait": warpgroup_mma_wait,
             **dict.fromkeys(("fence_async_shared", "warpgroup_barrier"), lambda: None),

@@ -91,7 +91,8 @@ class Step:
         """Launch through Triton, which compiles the kernel if it is new."""
         kernel = kernel_for(self.kernel, tensors[0].device)
         given = [x.of(tensors) if isinstance(x, Operand | Tiled) else x for x in self.arguments]
-        self.compiled = kernel[self.grid](*given, **self.constants)
+        # Fused multiply-adds, which Triton 3.10 no longer uses by default.
+        self.compiled = kernel[self.grid](*given, enable_fp_fusion=True, **self.constants)
 
 
 def can_repeat(compiled: Any, device: torch.device) -> bool:

@@ -36,6 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from lmlab.kernels.hopper.warpgroup import (
     WG_ROWS,
     alloc_barriers,
+    async_load,
     begin_tma_store,
     load_chunks,
     start_product,
@@ -81,8 +82,8 @@ def producer(
         load_chunks(streamed[1], corner, b_barrier, b_streamed, stage, SHAPE)
         if HAS_VECTORS:
             edge = [batch, streamed_head, block * SHAPE.BLOCK]
-            tma.async_copy_global_to_shared(vectors[0], edge, a_barrier, a_vectors.index(stage))
-            tma.async_copy_global_to_shared(vectors[1], edge, b_barrier, b_vectors.index(stage))
+            async_load(vectors[0], edge, a_barrier, a_vectors.index(stage))
+            async_load(vectors[1], edge, b_barrier, b_vectors.index(stage))
 
 
 @gluon.jit

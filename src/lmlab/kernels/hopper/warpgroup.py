@@ -23,6 +23,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lmlab.kernels.tile_ops import key_range
 
+# Older versions of Triton have longer names.
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
 WG_ROWS = gl.constexpr(64)
 """Rows of the left operand of one warpgroup."""
 
@@ -104,7 +108,7 @@ def begin_tma_store(tile, target, staging, batch, head, start, chunk, SHAPE: gl.
     """
     staging.reshape([WG_ROWS, SHAPE.CHUNK]).store(tile.to(target.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(target, [batch, head, start, chunk * SHAPE.CHUNK], staging)
+    async_store(target, [batch, head, start, chunk * SHAPE.CHUNK], staging)
 
 
 @gluon.jit
@@ -113,9 +117,7 @@ def load_chunks(source, corner, barrier, tiles, index, SHAPE: gl.constexpr):
     batch, head, start = corner
     for chunk in gl.static_range(SHAPE.CHUNKS):
         place = [batch, head, start, chunk * SHAPE.CHUNK]
-        tma.async_copy_global_to_shared(
-            source, place, barrier, tiles.index(index * SHAPE.CHUNKS + chunk)
-        )
+        async_load(source, place, barrier, tiles.index(index * SHAPE.CHUNKS + chunk))
 
 
 @gluon.jit
