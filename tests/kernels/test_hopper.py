@@ -46,7 +46,7 @@ class Emulated:
         self.launches = 0
 
     def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(*arguments: Any, num_warps: int, SHAPE: Any, launch_pdl: bool = False) -> str:
+        def run(*arguments: Any, SHAPE: Any, num_warps: int, **options: bool) -> str:
             assert num_warps == 4
             self.launches += 1
             sizes = {name: size.value for name, size in vars(SHAPE).items()}
