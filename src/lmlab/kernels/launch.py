@@ -118,11 +118,11 @@ def follow(
     addresses.insert(3, grad_o.data_ptr())
     layout = grad_o.stride(), addresses[3] % ALIGNMENT, _is_tf32(q)
     call = cached.backwards.get(layout)
-    if call is None:
+    if call is None:  # the first backward after this forward, or the first with this layout
         call = _calls.get(_key(inputs, addresses, is_causal, scale, None))
-    if call is None:
-        return None
-    cached.backwards[layout] = call
+        if call is None:
+            return None
+        cached.backwards[layout] = call
     return call(inputs, addresses)
 
 

@@ -91,7 +91,7 @@ class Step:
         """Launch through Triton, which compiles the kernel if it is new."""
         kernel = kernel_for(self.kernel, tensors[0].device)
         given = [x.of(tensors) if isinstance(x, Operand | Tiled) else x for x in self.arguments]
-        # Fused multiply-adds, which Triton 3.10 no longer uses by default.
+        # Triton 3.9 announces that fused multiply-adds will no longer be the default.
         self.compiled = kernel[self.grid](*given, enable_fp_fusion=True, **self.constants)
 
 
