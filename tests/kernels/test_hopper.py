@@ -31,7 +31,7 @@ Gradients = tuple[Tensor, ...]
 
 def forward_tiles(block_m: int = 128, block_n: int = 32, stages: int = 2) -> Tiles:
     size = {"block_m": block_m, "block_n": block_n, "warps": 8, "stages": stages}
-    return Tiles(**size, warp_specialized=True, persistent=True)
+    return Tiles(**size, warp_specialized=True)
 
 
 def backward_tiles(block_m: int = 64, stages: int = 2, fused: bool = False) -> Tiles:

@@ -35,6 +35,8 @@ runs_ahead = ""
 class Array(np.ndarray[Any, Any]):
     """A tensor of a kernel: a NumPy array with Triton's cast."""
 
+    type = SimpleNamespace(layout=None)
+
     def to(self, dtype: Any) -> Array:
         return wrap(self.astype(dtype))
 
@@ -325,7 +327,7 @@ class Emulator:
         def wrapped(function: Callable[..., Any]) -> Callable[..., Array]:
             return lambda *arguments: wrap(function(*arguments))
 
-        numbers = ("minimum", "maximum", "max", "sum", "exp2", "log2")
+        numbers = ("minimum", "maximum", "max", "sum", "exp2")
         layouts = ("Slice", "DotOperand", "NVMMADistributed", "NVMMAShared", "SwizzledShared")
         language = SimpleNamespace(
             **{name: wrapped(getattr(np, name)) for name in numbers},
@@ -361,4 +363,5 @@ class Emulator:
             **dict.fromkeys(("gdc_launch_dependents", "gdc_wait"), lambda: None),
             **{"store_v4": store, "load_v4": load},
             "red_add_v4": partial(atomic_add, sem="relaxed"),
+            "approximate": lambda x, name: wrap({"lg2": np.log2, "rcp": np.reciprocal}[name](x)),
         }

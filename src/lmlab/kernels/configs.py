@@ -32,7 +32,7 @@ Fp32Dot = Literal["ieee", "tf32x3", "bf16x6"]
 
 UNBOUNDED = 2**62
 """The bound of a table row that says "any"."""
-RELATIVE_TIME = {128: 1.0, 192: 1.39}
+RELATIVE_TIME = {128: 1.0, 192: 1.25}
 """Time of a tile of the persistent forward by its query rows, measured with 128 keys per block."""
 BF16_TERMS = 3
 """bf16 numbers that hold the digits of one fp32 number (`lmlab.kernels.fp32_terms`)."""
@@ -53,8 +53,8 @@ class Tiles:
     """Load streamed tiles by TMA instead of per-thread loads."""
     paired: bool = True
     """Backward: each program does a key tile and then a query tile."""
-    persistent: bool = False
-    """Warp-specialized forward: one program per SM, doing several tiles."""
+    programs_per_sm: int = 1
+    """Warp-specialized forward: 2 for twice as many consumers, with half of the registers."""
     splits: int = 0
     """Programs that share the loop of one tile; 0 means as many as fill the GPU. Backward only
     where the dK/dV and dQ passes are separate programs."""
@@ -91,7 +91,7 @@ class Tiles:
         # Two stages suit the fused backward; the portable kernel spills with them.
         stages = 3 if self.fused else self.stages
         return replace(
-            self, block_m=block_m, block_n=block_n, stages=stages, tma=True, persistent=False,
+            self, block_m=block_m, block_n=block_n, stages=stages, tma=True, programs_per_sm=1,
             warp_specialized=False, fused=False,
         )  # fmt: skip
 
@@ -104,9 +104,9 @@ def orient(direction: Direction, a: int, b: int) -> tuple[int, int]:
     return (a, b) if direction == "forward" else (b, a)
 
 
-def q_slots(tiles: Tiles, columns: int) -> int:
+def q_slots(columns: int) -> int:
     """Q buffers per consumer of the warp-specialized forward: two if the next tile fits too."""
-    return 2 if tiles.persistent and columns <= 192 else 1
+    return 2 if columns <= 192 else 1
 
 
 def dq_block_n(tiles: Tiles, head_dim: int, sequence: int) -> int:
@@ -137,7 +137,7 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     # tf32x3 keeps two copies of each resident tile: leading and trailing digits.
     copies = 2 if problem.bits == 32 and tiles.fp32_dot == "tf32x3" else 1
     if problem.direction == "forward" and tiles.warp_specialized:
-        copies = q_slots(tiles, columns)
+        copies = q_slots(columns)
     total = resident_tensors * copies * resident * row
     total += tiles.stages * streamed * (2 * row + row_stats)
     if tiles.inline_delta:
@@ -149,7 +149,8 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     if problem.gpu.architecture == "blackwell":
         # P and dS reach the tensor cores through shared memory, and results return through it.
         total += resident_tensors * resident * max(streamed * problem.bits // 8, row)
-    return total + 2048  # barriers, and alignment of each tile
+    total += 2048  # barriers, and alignment of each tile
+    return total * tiles.programs_per_sm
 
 
 def choose(problem: Problem) -> list[Tiles]:
@@ -200,8 +201,9 @@ def look_up(problem: Problem) -> Tiles:
 def _with_least_tail(problem: Problem, tiles: Tiles) -> Tiles:
     """Two or three consumers, if the others than the table's leave clearly fewer SMs idle: without
     a mask, the time of the persistent forward is a number of whole waves."""
-    is_long = problem.sequence > 1024 and problem.head_dim <= 64
-    if problem.is_causal or not tiles.persistent or not is_long:
+    is_long = problem.sequence > 512 and problem.head_dim <= 64
+    is_alone = tiles.warp_specialized and tiles.programs_per_sm == 1
+    if problem.is_causal or problem.direction == "backward" or not (is_alone and is_long):
         return tiles
     times = {}
     for block_m, time in RELATIVE_TIME.items():
@@ -249,7 +251,7 @@ _MASKS = {"causal": (True,), "full": (False,), "any": (True, False)}
 _OPTIONS: dict[str, tuple[str, Any]] = {
     "tma": ("tma", True),
     "unpaired": ("paired", False),
-    "persistent": ("persistent", True),
+    "two-per-sm": ("programs_per_sm", 2),
     "warp-specialized": ("warp_specialized", True),
     "fused": ("fused", True),
     "inline-delta": ("inline_delta", True),

@@ -3,10 +3,11 @@
 Columns: architectures, direction, bits of the type, head dimension (up to), mask (causal, full,
 any); the longer of queries and keys (up to), which is the length of a program's loop; 64-row blocks
 of queries per SM (up to), which is how full the GPU is; then BLOCK_M (query rows), BLOCK_N (key
-rows), warps, stages and options: `tma`, `persistent`, `unpaired` (backward with separate programs
-for keys and queries), `warp-specialized` (Hopper kernels), `fused` (their one-pass backward),
-`inline-delta` (backward without a launch for delta), `whole` (only for lengths that are multiples
-of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied); see `configs.Tiles`.
+rows), warps, stages and options: `tma`, `unpaired` (backward with separate programs for keys and
+queries), `warp-specialized` (Hopper kernels), `two-per-sm` (two programs of their forward per SM),
+`fused` (their one-pass backward), `inline-delta` (backward without a launch for delta), `whole`
+(only for lengths that are multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied); see
+`configs.Tiles`.
 `python -m lmlab.kernels.tune` measures on the current GPU and prints such rows. `docs/kernels.md`
 says which rows were timed and which follow their neighbors.
 
@@ -20,45 +21,58 @@ was measured with it.
 
 TABLE = """
 # architecture direction bits dim mask sequence blocks BLOCK_M BLOCK_N warps stages
-hopper    forward   16  32 any      256  any   64   64  4  3
+hopper    forward   16  32 any       64  any   64   64  4  3
+hopper    forward   16  32 any      256    8   64   64  4  3
+hopper    forward   16  32 any     1024    4   64  128  4  3
+hopper    forward   16  32 any     1024  any  128   64  8  3  two-per-sm warp-specialized
 hopper    forward   16  32 any      any    8   64  128  4  3
 hopper    forward   16  32 any      any  any   64   64  4  3  tma
 hopper    forward   16  64 any       64  any   64   64  4  2
-hopper    forward   16  64 causal   128   16   64   64  4  2
+hopper    forward   16  64 causal   128    8   64   64  4  2
 hopper    forward   16  64 full     128    4   64   64  4  2
+hopper    forward   16  64 full     128  any  128   64  8  3  warp-specialized
 hopper    forward   16  64 any      256    2   64   64  4  3
-hopper    forward   16  64 causal   256    8   64   64  4  2
+hopper    forward   16  64 causal   256    4   64   64  4  2
+hopper    forward   16  64 causal   256    8   64   64  4  2  tma
 hopper    forward   16  64 full     256    4   64   64  4  2
-hopper    forward   16  64 causal   512    8   64   64  4  3  tma
-hopper    forward   16  64 any      256  any  128   64  8  6  persistent warp-specialized
-hopper    forward   16  64 causal   512  any  128   64  8  6  persistent warp-specialized
-hopper    forward   16  64 full    1024    2   64  128  4  3
-hopper    forward   16  64 full     any    1   64  128  4  3
+hopper    forward   16  64 full     256   16  128  128  8  3  warp-specialized
+hopper    forward   16  64 any      256  any  128   64  8  3  two-per-sm warp-specialized
+hopper    forward   16  64 full     512    2   64  128  4  3
+hopper    forward   16  64 any     1024    2   64  128  4  3  tma
 hopper    forward   16  64 full    1024    3   64   64  4  3  tma
-hopper    forward   16  64 causal  1024    8   64   64  4  3  tma
-hopper    forward   16  64 any     1024  any  128  128  8  3  persistent warp-specialized
+hopper    forward   16  64 full    1024    4  128   64  4  3
+hopper    forward   16  64 causal  1024    4   64   64  4  3  tma
+hopper    forward   16  64 full    1024  any  128  128  8  3  warp-specialized
+hopper    forward   16  64 causal  1024  any  128   64  8  3  two-per-sm warp-specialized
+hopper    forward   16  64 full     any    1   64  128  4  3
 hopper    forward   16  64 causal  2048    2   64   64  4  3  tma
-hopper    forward   16  64 any     2048    4  128  128  8  3  persistent warp-specialized
-hopper    forward   16  64 causal  2048    8   64   64  4  3  tma
+hopper    forward   16  64 any     2048    4  128  128  8  3  warp-specialized
+hopper    forward   16  64 causal  2048    5   64   64  4  3  tma
+hopper    forward   16  64 causal  2048    8  128   64  8  3  two-per-sm warp-specialized
 hopper    forward   16  64 causal  4096  1/2   64   64  4  3  tma
-hopper    forward   16  64 any      any    8  128  128  8  3  persistent warp-specialized
-hopper    forward   16  64 any      any  any  192  128  8  3  persistent warp-specialized
+hopper    forward   16  64 any      any    8  128  128  8  3  warp-specialized
+hopper    forward   16  64 any      any  any  192  128  8  3  warp-specialized
 hopper    forward   16 128 any       64  any   64   64  4  3  tma
-hopper    forward   16 128 any      128    4   64   64  4  2
-hopper    forward   16 128 any      512    2   64   64  4  3  tma
-hopper    forward   16 128 full     256  any  128   64  8  3  persistent warp-specialized
-hopper    forward   16 128 causal   512  any  128   64  8  3  persistent warp-specialized
+hopper    forward   16 128 any      128    1   64  128  4  2  tma
+hopper    forward   16 128 any      128    2   64   64  4  2  tma
+hopper    forward   16 128 causal   128    4   64   64  4  2
+hopper    forward   16 128 full     128    4   64   64  4  3  tma
+hopper    forward   16 128 any      256    2   64   64  4  3  tma
+hopper    forward   16 128 full     192  any  128   64  8  3  warp-specialized
+hopper    forward   16 128 causal   512    2   64   64  4  3  tma
+hopper    forward   16 128 causal   512  any  128   64  8  3  warp-specialized
 hopper    forward   16 128 causal  1024    2   64   64  4  3  tma
-hopper    forward   16 128 causal  1024    8  128   64  8  3  persistent warp-specialized
-hopper    forward   16 128 any     2048    1   64   64  4  3  tma
+hopper    forward   16 128 causal  1024    8  128   64  8  3  warp-specialized
+hopper    forward   16 128 causal  2048    1   64   64  4  3  tma
 hopper    forward   16 128 causal  4096  1/2   64   64  4  3  tma
 hopper    forward   16 128 full     any    1   64   64  4  3  tma
-hopper    forward   16 128 causal   any    2  128   64  8  3  persistent warp-specialized
-hopper    forward   16 128 any      any  any  128  128  8  2  persistent warp-specialized
+hopper    forward   16 128 causal   any    2  128   64  8  3  warp-specialized
+hopper    forward   16 128 any      any  any  128  128  8  2  warp-specialized
 hopper    forward   16 256 any       64  any   64   64  4  1  tma
+hopper    forward   16 256 any      128    1   64   64  4  2  tma
 hopper    forward   16 256 any      512    1   64   64  4  3  tma
 hopper    forward   16 256 any      any    1   64   32  4  2
-hopper    forward   16 256 any      any  any  128   64  8  2  persistent warp-specialized
+hopper    forward   16 256 any      any  any  128   64  8  2  warp-specialized
 hopper    backward  16  32 any      256  any   32   64  4  3  inline-delta
 hopper    backward  16  32 any     1024    2   64   64  4  3  inline-delta
 hopper    backward  16  32 any      any  any   64   64  4  3  tma whole
@@ -74,6 +88,7 @@ hopper    backward  16  64 any      256    4   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 any      256  any   64   64  4  3  tma whole
 hopper    backward  16  64 any      512  1/4   32   64  4  3  inline-delta
 hopper    backward  16  64 any      512    1   64   64  4  3  inline-delta
+hopper    backward  16  64 full     512    2   64   64  4  3  inline-delta
 hopper    backward  16  64 full     512  any   32   64  4  3  tma whole
 hopper    backward  16  64 any      512    8   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 any      512  any   64   64  4  3  tma whole
@@ -82,11 +97,13 @@ hopper    backward  16  64 any     1024  1/2   64   64  4  3  inline-delta
 hopper    backward  16  64 causal  1024    4   64  128  8  2  warp-specialized
 hopper    backward  16  64 full    1024    4   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 any     1024    8   64  128  8  2  warp-specialized fused
-hopper    backward  16  64 any     1024  any   64   64  4  3  tma whole
+hopper    backward  16  64 causal  1024  any   64   64  4  3  tma whole
 hopper    backward  16  64 any     2048  1/4   64   64  4  3  inline-delta
 hopper    backward  16  64 full    2048    8   64   64  4  3  tma unpaired whole
-hopper    backward  16  64 full     any    4   64   64  4  3  tma whole
+hopper    backward  16  64 full    8192    2   64   64  4  3  tma whole
 hopper    backward  16  64 full    8192  1/2   64   64  4  3  tma
+hopper    backward  16  64 full    8192    3   64  128  8  2  warp-specialized
+hopper    backward  16  64 full     any    4   64   64  4  3  tma whole
 hopper    backward  16  64 causal  8192  1/2   64  128  8  2
 hopper    backward  16  64 causal  8192    1   64  128  8  2  whole
 hopper    backward  16  64 any      any    4   64  128  8  2  warp-specialized

@@ -105,10 +105,10 @@ def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
     for resident_rows, streamed_rows, stages in itertools.product(resident, streamed, (2, 3, 4, 6)):
         m, n = orient(problem.direction, resident_rows, streamed_rows)
         tiles = Tiles(block_m=m, block_n=n, warps=8, stages=stages, warp_specialized=True)
-        yield replace(tiles, persistent=is_forward)
-        if is_forward:
-            yield tiles
-        elif 32 < problem.head_dim <= 64:
+        yield tiles
+        if is_forward and problem.head_dim <= 64 and m == 128:
+            yield replace(tiles, programs_per_sm=2)
+        elif not is_forward and 32 < problem.head_dim <= 64:
             yield replace(tiles, fused=True)
 
 

@@ -73,9 +73,13 @@ def add_forward(
         tiles.block_m // WG_ROWS, tiles.block_n, chunk, chunks, tiles.stages, problem.is_causal,
         # Two consumers at head dimension 64 are as fast or faster without taking turns.
         PINGPONG=chunk * chunks > WG_ROWS or tiles.block_m > 2 * WG_ROWS,
-        SLOTS=q_slots(tiles, chunk * chunks),
+        SLOTS=q_slots(chunk * chunks),
+        HAS_MASK=problem.is_causal or problem.keys % tiles.block_n != 0,
     )  # fmt: skip
-    call.add_step(flash_fwd_hopper_kernel, programs, arguments, _constants(shape))
+    constants = _constants(shape)
+    if tiles.programs_per_sm == 2:  # three warpgroups each, of 80 registers before they share them
+        constants = _constants(replace(shape, REGISTERS=112)) | {"maxnreg": 80}
+    call.add_step(flash_fwd_hopper_kernel, programs, arguments, constants)
 
 
 def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
@@ -85,15 +89,15 @@ def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
     equally long, and one head follows the other. Under a causal mask persistent programs share the
     work evenly if the tiles of the heads scheduled together make an even number of waves.
     """
-    num_sms = problem.gpu.num_sms
+    resident = tiles.programs_per_sm * problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)
-    heads = min(2 * num_sms // gcd(2 * num_sms, query_tiles), problem.batch_heads)
+    heads = min(2 * resident // gcd(2 * resident, query_tiles), problem.batch_heads)
     # Tiles of wide heads are so large that one head after the other pays where two waves allow it.
-    is_even = 2 * num_sms % query_tiles == 0
+    is_even = 2 * resident % query_tiles == 0
     if not problem.is_causal or (problem.head_dim > 128 and is_even):
         heads = 1
-    if tiles.persistent and plan.programs > num_sms and heads <= 2 * plan.l2_heads:
-        return num_sms, heads
+    if plan.programs > resident and heads <= 2 * plan.l2_heads:
+        return resident, heads
     return plan.programs, plan.l2_heads
 
 

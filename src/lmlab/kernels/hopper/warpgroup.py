@@ -48,6 +48,10 @@ class Shape:
     """Forward: consumers take turns issuing products."""
     SLOTS: Any = 1
     """Forward: buffers of Q per consumer."""
+    HAS_MASK: Any = True
+    """Forward: whether any key block has a mask."""
+    REGISTERS: Any = 240
+    """Forward: per thread of one of two consumers."""
     DS_STAGES: Any = 0
     """Fused backward: iterations by which dS may be ahead of dQ."""
     HEAD_DIM: Any = 0
