@@ -14,7 +14,7 @@ Registers limit the tile sizes: at head dimension 128 the dK and dV accumulators
 of a thread's 240 registers, and blocks of 64 queries just fit. Beyond that, one warpgroup
 accumulates dK and another dV (`bwd_dkdv_wide`).
 
-The log-sum-exp and delta are loaded by TMA along with Q and dO. Past the last query TMA reads zeros
+The log-sum-exp (in base 2, see `flash_delta`) and delta are loaded by TMA along with Q and dO. Past the last query TMA reads zeros
 everywhere, so P = 1 is multiplied by dO = 0 and no mask is needed. Past the last key, K = 0 gives
 P = exp(-lse), which may be infinite. That matters only where dS is multiplied by K (the fused
 kernel): there P is capped at one (RAGGED_KEYS). The other kernels do not store those keys' rows.
@@ -202,7 +202,7 @@ def probabilities(
     s, lse_vec, block, offs_n, shift, scale_log2, MASKED: gl.constexpr, SHAPE: gl.constexpr
 ):
     """P of 64 keys by BLOCK_M queries from S and the log-sum-exp."""
-    p = s * scale_log2 - (lse_vec * LOG2E)[None, :]
+    p = s * scale_log2 - lse_vec[None, :]
     if SHAPE.RAGGED_KEYS:
         p = gl.minimum(p, 0.0)
     p = gl.exp2(p)

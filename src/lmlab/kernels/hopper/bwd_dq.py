@@ -70,7 +70,7 @@ def consumer(
     offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, SHAPE.S_LAYOUT))
     row_base = vector_offset(batch, head, heads, queries)
     # Past the last query lse = inf makes P zero.
-    lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf")) * LOG2E
+    lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf"))
     delta_vec = gl.load(delta + row_base + offs_m, mask=offs_m < queries, other=0.0)
     dq_acc = zero_chunks(SHAPE)
     mbarrier.wait(barriers[0], 0)
@@ -78,10 +78,11 @@ def consumer(
         dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, 0, unmasked, keys, keys - queries,
         scale * LOG2E, WG, False, SHAPE,
     )  # fmt: skip
-    dq_acc = key_loop(
-        dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, unmasked, seen, keys, keys - queries,
-        scale * LOG2E, WG, True, SHAPE,
-    )  # fmt: skip
+    if SHAPE.HAS_MASK:
+        dq_acc = key_loop(
+            dq_acc, tiles, barriers, lse_vec, delta_vec, offs_m, unmasked, seen, keys,
+            keys - queries, scale * LOG2E, WG, True, SHAPE,
+        )  # fmt: skip
     for block in range(seen, last):
         pass_over(barriers, block, SHAPE)
     store_chunks(dq_acc, dq, tiles[1], WG, batch, head, start, scale, SHAPE)

@@ -142,8 +142,9 @@ def add_backward(
         *heads, 1, plan.l2_heads, *lengths,
     )  # fmt: skip
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
-    constants = _constants(replace(shape, CONSUMERS=tiles.block_n // WG_ROWS, BLOCK=block))
-    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants | {"launch_pdl": True})
+    has_mask = problem.is_causal or problem.keys % block != 0
+    shape = replace(shape, CONSUMERS=tiles.block_n // WG_ROWS, BLOCK=block, HAS_MASK=has_mask)
+    call.add_step(flash_bwd_dq_kernel, programs, arguments, _constants(shape) | {"launch_pdl": True})
 
 
 def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:

@@ -49,7 +49,7 @@ class Shape:
     SLOTS: Any = 1
     """Forward: buffers of Q per consumer."""
     HAS_MASK: Any = True
-    """Forward: whether any key block has a mask."""
+    """Forward and dQ: whether any key block has a mask."""
     REGISTERS: Any = 240
     """Forward: per thread of one of two consumers."""
     DS_STAGES: Any = 0
