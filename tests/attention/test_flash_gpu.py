@@ -102,7 +102,8 @@ def test_more_than_two_to_the_31_elements() -> None:
     found = output_and_gradients(CAUSAL, *inputs)
     q, k, v, grad_o = (x[-2:] for x in inputs)
     expected = output_and_gradients(CAUSAL, q, k, v, grad_o)
-    assert all(torch.equal(our[-2:], right) for our, right in zip(found, expected, strict=True))
+    # Tiles and so rounding depend on the batch; a wrong address would give errors of order one.
+    torch.testing.assert_close([our[-2:] for our in found], list(expected), rtol=0, atol=3e-2)
     assert_correct(CAUSAL, (q, k, v, grad_o), True)
 
 

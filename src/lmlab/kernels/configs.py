@@ -33,7 +33,7 @@ Fp32Dot = Literal["ieee", "tf32x3", "bf16x6"]
 UNBOUNDED = 2**62
 """The bound of a table row that says "any"."""
 RELATIVE_TIME = {128: 1.0, 192: 1.25}
-"""Time of a tile of the persistent forward by its query rows, measured with 128 keys per block."""
+"""Time of a warp-specialized forward tile by its query rows, measured with 128 keys per block."""
 BF16_TERMS = 3
 """bf16 numbers that hold the digits of one fp32 number (`lmlab.kernels.fp32_terms`)."""
 

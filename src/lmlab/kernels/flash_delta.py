@@ -3,9 +3,6 @@
 Both backward passes need it, so a separate, memory-bound launch computes it in one pass over O and
 dO. For short sequences that launch costs more than reading O again, and the backward programs
 compute delta inline.
-
-The launch also stores the log-sum-exp in base 2, so that the Hopper kernels need not convert it for
-every tile.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -13,10 +10,7 @@ every tile.
 import triton
 import triton.language as tl
 
-from lmlab.kernels.tile_ops import load_tile, load_vector, tile_of_program, vector_offset
-
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from lmlab.kernels.tile_ops import load_tile, tile_of_program, vector_offset
 
 
 @triton.jit
@@ -32,19 +26,19 @@ def compute_delta(
 
 
 @triton.jit
-def store_vector(vector, target, batch, head, start, heads, queries, ROWS: tl.constexpr):
-    """Store one number per query of a tile."""
+def store_delta(rowsum, delta, batch, head, start, heads, queries, ROWS: tl.constexpr):
+    """Store delta of a tile of queries."""
     rows = start + tl.arange(0, ROWS)
     row_base = vector_offset(batch, head, heads, queries)
-    tl.store(target + row_base + rows, vector, mask=rows < queries)
+    tl.store(delta + row_base + rows, rowsum, mask=rows < queries)
 
 
 @triton.jit(do_not_specialize=["batch_heads", "heads"])
 def delta_kernel(
-    o, do, lse, delta, lse_log2, o_strides, do_strides, batch_heads, heads, queries,
+    o, do, delta, o_strides, do_strides, batch_heads, heads, queries,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Store delta and lse_log2 of all queries: one program per ROWS of one head."""
+    """Store delta of all queries: one program per ROWS of one head."""
     tiles = (queries + ROWS - 1) // ROWS
     tile, batch, head = tile_of_program(tl.program_id(0), tiles, batch_heads, heads, 1, False)
     start = tile * ROWS
@@ -54,7 +48,4 @@ def delta_kernel(
     rowsum = compute_delta(
         do_tile, o, o_strides, batch, head, start, queries, ROWS, BLOCK_D, HEAD_DIM, True
     )
-    store_vector(rowsum, delta, batch, head, start, heads, queries, ROWS)
-    lse += vector_offset(batch, head, heads, queries)
-    lse_vec = load_vector(lse, start, queries, 0.0, ROWS, True)
-    store_vector(lse_vec * LOG2E, lse_log2, batch, head, start, heads, queries, ROWS)
+    store_delta(rowsum, delta, batch, head, start, heads, queries, ROWS)

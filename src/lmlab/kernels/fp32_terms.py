@@ -20,7 +20,7 @@ On a CPU, where Triton's interpreter cannot multiply bf16, the terms are fp32: x
 import triton
 import triton.language as tl
 
-from lmlab.kernels.flash_delta import compute_delta, store_vector
+from lmlab.kernels.flash_delta import compute_delta, store_delta
 from lmlab.kernels.tile_ops import load_tile, store_tile, tile_of_program
 
 
@@ -141,7 +141,7 @@ def decompose_kernel(
             rowsum = compute_delta(
                 do_tile, o, o_strides, batch, head, start, length, ROWS, BLOCK_D, HEAD_DIM, True,
             )  # fmt: skip
-            store_vector(rowsum, delta, batch, head, start, heads, length, ROWS)
+            store_delta(rowsum, delta, batch, head, start, heads, length, ROWS)
         elif tensor == 2:
             decompose_rows(
                 k, k_terms, batches, k_strides, k_terms_strides, tile, batch, head, length,

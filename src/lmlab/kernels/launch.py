@@ -247,8 +247,8 @@ def build_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, til
         from lmlab.kernels.hopper import launch as hopper
 
         if call.is_aligned and hopper.can_backward(problem, tiles, (*sources, *grads)):
-            vectors = _add_delta(call, problem, grad_o, o, lse)
-            hopper.add_backward(call, problem, (*sources, *vectors), grads, scale, tiles, plan)
+            delta = _add_delta(call, problem, grad_o, o)
+            hopper.add_backward(call, problem, (*sources, lse, delta), grads, scale, tiles, plan)
             return call
         tiles = tiles.portable(problem)
         plan = backward_plan(problem, tiles)
@@ -257,7 +257,7 @@ def build_backward(problem: Problem, inputs: Sequence[Tensor], scale: float, til
     elif plan.constants["INLINE_DELTA"]:
         delta = lse  # not read
     else:
-        _, delta = _add_delta(call, problem, grad_o, o, lse)
+        delta = _add_delta(call, problem, grad_o, o)
     block_d = plan.constants["BLOCK_D"]
     # A partial is two accumulators, dK and dV.
     partials, semaphores = _add_splits(call, plan, 2 * tiles.block_n * block_d, lse)
@@ -283,18 +283,15 @@ def _add_splits(call: Call, plan: Plan, elements: int, unused: Operand) -> tuple
     return partials, call.add_semaphores(plan.programs // plan.splits)
 
 
-def _add_delta(
-    call: Call, problem: Problem, grad_o: Operand, o: Operand, lse: Operand
-) -> tuple[Operand, Operand]:
-    """Add the launch that computes lse in base 2 and delta = rowsum(o * grad_o)."""
-    strides = vector_strides(o.shape[:3])
-    lse_log2, delta = (call.scratch(o.shape[:3], strides, torch.float32) for _ in range(2))
+def _add_delta(call: Call, problem: Problem, grad_o: Operand, o: Operand) -> Operand:
+    """Add the launch that computes delta = rowsum(o * grad_o)."""
+    delta = call.scratch(o.shape[:3], vector_strides(o.shape[:3]), torch.float32)
     arguments = (
-        o, grad_o, lse, delta, lse_log2, row_strides(o), row_strides(grad_o),
+        o, grad_o, delta, row_strides(o), row_strides(grad_o),
         problem.batch_heads, problem.heads, problem.queries,
     )  # fmt: skip
     call.add_step(delta_kernel, delta_programs(problem), arguments, row_constants(problem))
-    return lse_log2, delta
+    return delta
 
 
 def _add_decompose(call: Call, problem: Problem) -> tuple[tuple[Operand, ...], Operand]:

@@ -96,6 +96,7 @@ hopper    backward  16  64 any     1024  1/8   32   64  4  3  inline-delta
 hopper    backward  16  64 any     1024  1/2   64   64  4  3  inline-delta
 hopper    backward  16  64 causal  1024    4   64  128  8  2  warp-specialized
 hopper    backward  16  64 full    1024    4   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 full    1024    6   64   64  4  3  tma whole
 hopper    backward  16  64 any     1024    8   64  128  8  2  warp-specialized fused
 hopper    backward  16  64 causal  1024  any   64   64  4  3  tma whole
 hopper    backward  16  64 any     2048  1/4   64   64  4  3  inline-delta

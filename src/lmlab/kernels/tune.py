@@ -11,7 +11,7 @@ The winners are printed as rows to insert above those in `tile_sizes`, which sti
 longest sequence and the fullest GPU of the grid. Neighboring grid points with the same winners
 share a row; where whole and ragged lengths differ, the row for whole lengths is marked `whole`. The
 default is bf16 with a causal mask; --dtype and --full print rows for other cases. Without a mask
-`configs` may exchange 128 and 192 query rows of a persistent forward, by the number of waves.
+`configs` may exchange 128 and 192 query rows of a warp-specialized forward, by the number of waves.
 """
 
 import argparse

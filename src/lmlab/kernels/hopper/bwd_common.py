@@ -14,7 +14,7 @@ Registers limit the tile sizes: at head dimension 128 the dK and dV accumulators
 of a thread's 240 registers, and blocks of 64 queries just fit. Beyond that, one warpgroup
 accumulates dK and another dV (`bwd_dkdv_wide`).
 
-The log-sum-exp (in base 2, see `flash_delta`) and delta are loaded by TMA along with Q and dO. Past the last query TMA reads zeros
+The log-sum-exp and delta are loaded by TMA along with Q and dO. Past the last query TMA reads zeros
 everywhere, so P = 1 is multiplied by dO = 0 and no mask is needed. Past the last key, K = 0 gives
 P = exp(-lse), which may be infinite. That matters only where dS is multiplied by K (the fused
 kernel): there P is capped at one (RAGGED_KEYS). The other kernels do not store those keys' rows.
@@ -28,7 +28,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents
@@ -41,6 +40,7 @@ from lmlab.kernels.hopper.warpgroup import (
     load_chunks,
     start_product,
     start_scores,
+    zero_chunks,
 )
 from lmlab.kernels.tile_ops import tile_of_program
 
@@ -202,7 +202,7 @@ def probabilities(
     s, lse_vec, block, offs_n, shift, scale_log2, MASKED: gl.constexpr, SHAPE: gl.constexpr
 ):
     """P of 64 keys by BLOCK_M queries from S and the log-sum-exp."""
-    p = s * scale_log2 - lse_vec[None, :]
+    p = s * scale_log2 - (lse_vec * LOG2E)[None, :]
     if SHAPE.RAGGED_KEYS:
         p = gl.minimum(p, 0.0)
     p = gl.exp2(p)
@@ -235,14 +235,13 @@ def query_loop(
         stage = step % SHAPE.STAGES
         s, dp = start_s_and_dp(tiles, barriers, step, WG, SHAPE)
         lse_vec = lse_tiles.index(stage).reshape([SHAPE.BLOCK]).load(COL_LAYOUT)
-        s = warpgroup_mma_wait(1, deps=[s])
+        s = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[s])
         block = origin - index if SHAPE.DS_STAGES > 0 else index
         p = probabilities(s, lse_vec, block, offs_n, shift, scale_log2, MASKED, SHAPE)
         operand = gl.convert_layout(p.to(q_tiles.dtype), P_LAYOUT)
-        do_tile = do_tiles.index(stage).reshape([SHAPE.BLOCK, SHAPE.CHUNK])
-        dv = warpgroup_mma(operand, do_tile, dv, is_async=True)
+        dv = start_product(operand, do_tiles, stage, dv, SHAPE)
         delta_vec = delta_tiles.index(stage).reshape([SHAPE.BLOCK]).load(COL_LAYOUT)
-        dp = warpgroup_mma_wait(1, deps=[dp])
+        dp = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[dp])
         ds = (p * (dp - delta_vec[None, :])).to(q_tiles.dtype)
         if SHAPE.DS_STAGES > 0:
             ds_tiles, ds_full, ds_empty = ds_pipe
@@ -252,9 +251,9 @@ def query_loop(
             fence_async_shared()
             mbarrier.arrive(ds_full.index(ds_stage), count=1)
         operand = gl.convert_layout(ds, P_LAYOUT)
-        q_tile = q_tiles.index(stage).reshape([SHAPE.BLOCK, SHAPE.CHUNK])
-        dk = warpgroup_mma(operand, q_tile, dk, is_async=True)
-        dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
+        dk = start_product(operand, q_tiles, stage, dk, SHAPE)
+        done = warpgroup_mma_wait(0, deps=dk + dv)
+        dk, dv = done[: SHAPE.CHUNKS], done[SHAPE.CHUNKS :]
         mbarrier.arrive(empty.index(stage), count=1)
     return dk, dv
 
@@ -269,8 +268,7 @@ def dkdv_consumer(
     first, unmasked, last, shift = bounds
     start = start + WG * WG_ROWS
     offs_n = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, SHAPE.S_LAYOUT))
-    zero = gl.zeros([WG_ROWS, SHAPE.CHUNK], gl.float32, SHAPE.O_LAYOUT)
-    grads = (zero, zero)
+    grads = (zero_chunks(SHAPE), zero_chunks(SHAPE))
     mbarrier.wait(barriers[0], 0)
     # The diagonal comes first or, when running backwards, last.
     if SHAPE.DS_STAGES > 0:
@@ -299,5 +297,5 @@ def dkdv_consumer(
         )  # fmt: skip
     dk_acc, dv_acc = grads
     dk, dv = outputs
-    store_chunks((dv_acc,), dv, tiles[1], WG, batch, head, start, 1.0, SHAPE)
-    store_chunks((dk_acc,), dk, tiles[1], WG, batch, head, start, scale, SHAPE)
+    store_chunks(dv_acc, dv, tiles[1], WG, batch, head, start, 1.0, SHAPE)
+    store_chunks(dk_acc, dk, tiles[1], WG, batch, head, start, scale, SHAPE)

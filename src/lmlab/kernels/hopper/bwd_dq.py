@@ -70,7 +70,7 @@ def consumer(
     offs_m = start + gl.arange(0, WG_ROWS, gl.SliceLayout(1, SHAPE.S_LAYOUT))
     row_base = vector_offset(batch, head, heads, queries)
     # Past the last query lse = inf makes P zero.
-    lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf"))
+    lse_vec = gl.load(lse + row_base + offs_m, mask=offs_m < queries, other=float("inf")) * LOG2E
     delta_vec = gl.load(delta + row_base + offs_m, mask=offs_m < queries, other=0.0)
     dq_acc = zero_chunks(SHAPE)
     mbarrier.wait(barriers[0], 0)

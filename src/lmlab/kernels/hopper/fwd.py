@@ -12,9 +12,10 @@ kernel is written in Gluon, where warpgroups and barriers are explicit.
   issuing products, so that one computes its softmax while the tensor cores serve another.
 - Barriers: a stage is `full` when its bytes have arrived and `empty` when every consumer has read
   it. The phase bit flips each time round the ring.
-- Programs are persistent, one or two per SM: while the consumers finish one query tile and store it (by
-  TMA, from the shared memory of its Q), the producers already load the next. Without that, starting
-  and ending a program would take a third of the time at a thousand keys.
+- Programs are persistent: while the consumers finish one query tile and store it (by TMA, from the
+  shared memory of its Q), the producers already load the next. Without that, starting and ending a
+  program would take a third of the time at a thousand keys. There is one per SM, or, where loops
+  are short and small tiles need few registers, two: four consumers hide more latency.
 
 BLOCK_M (query rows) is 64 per consumer, BLOCK_N (key rows) the length of a K/V block.
 """
@@ -291,8 +292,9 @@ def consumer(tensors, sizes, waves, scale_log2, WG: gl.constexpr, SHAPE: gl.cons
                 for step in range(last + 1, base):
                     pass_over(step, barriers, WG, SHAPE)
             row_sum = gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, SHAPE.S_LAYOUT))
+            log_sum = (row_max + approximate(row_sum, "lg2")) * LN2
             row_base = lse + vector_offset(batch, head, heads, queries)
-            gl.store(row_base + offs_m, (row_max + approximate(row_sum, "lg2")) * LN2, mask=offs_m < queries)
+            gl.store(row_base + offs_m, log_sum, mask=offs_m < queries)
             acc = scaled(acc, approximate(row_sum, "rcp"), SHAPE)
             for chunk in gl.static_range(SHAPE.CHUNKS):
                 staging = q_tiles.index(slot * SHAPE.CHUNKS + chunk)

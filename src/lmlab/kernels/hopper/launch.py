@@ -21,7 +21,7 @@ from lmlab.kernels.hopper.bwd_fused import flash_bwd_fused_kernel
 from lmlab.kernels.hopper.fwd import flash_fwd_hopper_kernel
 from lmlab.kernels.hopper.warpgroup import Shape
 from lmlab.kernels.plan import Plan
-from lmlab.kernels.problem import Problem, ceil_div
+from lmlab.kernels.problem import Problem, ceil_div, power_of_two
 from lmlab.kernels.step import Operand, Tiled
 from lmlab.kernels.views import row_strides, supports_tma, tma_strides
 
@@ -59,9 +59,7 @@ def add_forward(
 ) -> None:
     """Add the launch that computes o and lse from q, k and v."""
     q, k, v, o, lse = operands
-    chunk, chunks = _chunks(problem.head_dim, plan.constants["BLOCK_D"])
-    if 64 < problem.head_dim <= 96 and problem.keys > FEW_KEYS:
-        chunk, chunks = 32, 3
+    chunk, chunks = _chunks(problem.head_dim, is_padded=problem.keys <= FEW_KEYS)
     programs, l2_heads = _persistent(problem, tiles, plan)
     arguments = (
         _tile(q, WG_ROWS, chunk), _tile(k, tiles.block_n, chunk),
@@ -77,7 +75,7 @@ def add_forward(
         HAS_MASK=problem.is_causal or problem.keys % tiles.block_n != 0,
     )  # fmt: skip
     constants = _constants(shape)
-    if tiles.programs_per_sm == 2:  # three warpgroups each, of 80 registers before they share them
+    if tiles.programs_per_sm == 2:  # 80 is what six warpgroups get before they exchange registers
         constants = _constants(replace(shape, REGISTERS=112)) | {"maxnreg": 80}
     call.add_step(flash_fwd_hopper_kernel, programs, arguments, constants)
 
@@ -108,9 +106,10 @@ def add_backward(
     """Add one fused launch, or one for dK and dV and another for dQ that overlaps it."""
     q, k, v, grad_o, lse, delta = inputs
     grad_q, grad_k, grad_v = grads
-    chunk, chunks = _chunks(problem.head_dim, plan.constants["BLOCK_D"])
+    chunk, chunks = _chunks(problem.head_dim)
     # Beyond head dimension 128 two warpgroups share a tile of 64 keys.
-    keys, block = (WG_ROWS, WG_ROWS) if chunks > 1 else (tiles.block_n, tiles.block_m)
+    is_wide = problem.head_dim > 128
+    keys, block = (WG_ROWS, WG_ROWS) if is_wide else (tiles.block_n, tiles.block_m)
     shape = Shape(keys // WG_ROWS, block, chunk, chunks, tiles.stages, problem.is_causal)
     programs = ceil_div(problem.keys, keys) * problem.batch_heads
     heads, lengths = (problem.batch_heads, problem.heads), (problem.queries, problem.keys)
@@ -131,7 +130,7 @@ def add_backward(
         constants = _constants(replace(shape, **options))
         call.add_step(flash_bwd_fused_kernel, programs, arguments, constants)
         return
-    kernel = flash_bwd_dkdv_wide_kernel if chunks > 1 else flash_bwd_dkdv_kernel
+    kernel = flash_bwd_dkdv_wide_kernel if is_wide else flash_bwd_dkdv_kernel
     arguments += scale, *heads, plan.l2_heads, *lengths
     call.add_step(kernel, programs, arguments, _constants(shape))
     # The dQ pass uses the tile transposed: BLOCK_N queries are resident, keys streamed.
@@ -144,13 +143,16 @@ def add_backward(
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
     has_mask = problem.is_causal or problem.keys % block != 0
     shape = replace(shape, CONSUMERS=tiles.block_n // WG_ROWS, BLOCK=block, HAS_MASK=has_mask)
-    call.add_step(flash_bwd_dq_kernel, programs, arguments, _constants(shape) | {"launch_pdl": True})
+    constants = _constants(shape) | {"launch_pdl": True}
+    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants)
 
 
-def _chunks(head_dim: int, block_d: int) -> tuple[int, int]:
+def _chunks(head_dim: int, *, is_padded: bool = False) -> tuple[int, int]:
     """Columns per chunk of a tile, and number of chunks."""
-    if block_d <= 128:
-        return block_d, 1
+    if 64 < head_dim <= 96 and not is_padded:
+        return 32, 3
+    if head_dim <= 128:
+        return power_of_two(head_dim), 1
     return (64, 3) if head_dim <= 192 else (128, 2)
 
 
