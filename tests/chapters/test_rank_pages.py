@@ -1,5 +1,4 @@
-"""Pages of the chapters on several ranks: what they compute from records, and that every branch
-renders."""
+"""Pages of the chapters on several ranks: what they compute, and that every branch renders."""
 
 from pathlib import Path
 from types import SimpleNamespace

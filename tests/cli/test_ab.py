@@ -1,7 +1,6 @@
 """`lmlab ab`: revisions take turns in folders of their own, and nothing of them is left behind.
 
-Most tests measure a stand-in for the project whose speed is written in its code; one runs the real
-project on the CPU.
+Most tests measure a stand-in whose speed is written in its code; one runs the real project.
 """
 
 import json

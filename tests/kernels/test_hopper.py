@@ -102,6 +102,7 @@ SHORT = Shape(keys=4, head_dim=16)
         pytest.param(forward_tiles(192, 64, 3), RAGGED, id="three consumers, ragged"),
         pytest.param(forward_tiles(192, 64, 3), SHORT, id="shorter than a tile"),
         pytest.param(forward_tiles(), Shape(keys=300, queries=172, head_dim=136), id="192"),
+        pytest.param(replace(forward_tiles(), programs_per_sm=2), RAGGED, id="two per SM"),
     ],
 )
 def test_forward(tiles: Tiles, shape: Shape, is_causal: bool, kernels: dict[str, Emulated]) -> None:

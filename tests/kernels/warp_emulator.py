@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -251,7 +250,7 @@ _failed = threading.Event()  # set when a program fails, for those that wait for
 _deadline = 0.0
 
 
-def atomic_add(pointer: Pointer, value: Any, sem: str) -> Array:
+def atomic_add(pointer: Pointer, value: Any, sem: str = "relaxed") -> Array:
     assert not _failed.is_set(), "waiting for a program that has failed"
     assert time.monotonic() < _deadline, "waiting for a program that does not signal"
     jitter()
@@ -357,11 +356,9 @@ class Emulator:
             **{"gl": language, "tl": language, "mbarrier": barriers},
             "tma": SimpleNamespace(store_wait=wait_for_stores),
             **{"async_load": copy_to_shared, "async_store": copy_to_global},
-            "warpgroup_mma": Product,
-            "warpgroup_mma_wait": warpgroup_mma_wait,
+            **{"warpgroup_mma": Product, "warpgroup_mma_wait": warpgroup_mma_wait, "load_v4": load},
             **dict.fromkeys(("fence_async_shared", "warpgroup_barrier"), lambda: None),
             **dict.fromkeys(("gdc_launch_dependents", "gdc_wait"), lambda: None),
-            **{"store_v4": store, "load_v4": load},
-            "red_add_v4": partial(atomic_add, sem="relaxed"),
+            "write_v4": lambda to, x, code: (atomic_add if "add" in code else store)(to, x),
             "approximate": lambda x, name: wrap({"lg2": np.log2, "rcp": np.reciprocal}[name](x)),
         }

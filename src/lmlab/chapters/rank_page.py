@@ -107,8 +107,7 @@ def compare_with(rows: Rows, baseline: str) -> Comparison:
 
 
 def group_facts(chapter: Chapter, variants: Iterable[str] = ()) -> dict[str, Any]:
-    """Facts about the lead for a page's text, with the memory of variants; `ranks` is None if no
-    group ran."""
+    """Facts about the lead, with the memory of variants; `ranks` is None if no group ran."""
     everything = chapter.own.rows
     rows = lead_rows(everything)
     facts: dict[str, Any] = memory_facts(rows, variants)

@@ -42,8 +42,7 @@ def write_report(
 
 
 def load_results(study: Study, machine: str, results: Path) -> Results:
-    """The study's results with the published figures of other GPUs, and the machine's repeat set if
-    there is one."""
+    """The study's results, the published figures and, if there is one, the repeat set."""
     points, second = all_points(study), f"{machine}@{REPEAT}"
     found = load(points, results, machine)
     rows = pd.concat([found.rows, load_published(REFERENCES)], ignore_index=True)

@@ -21,10 +21,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from lmlab.kernels.interpreted import kernel_for
+from lmlab.model.adamw import AdamW
 
 BLOCK = 4096
 COLUMNS = 5
@@ -88,19 +88,11 @@ def adamw_kernel(
 TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-class FusedAdamW(Optimizer):
-    """Matches `torch.optim.AdamW` on fp32 parameters; 16-bit ones get fp32 master weights."""
+class FusedAdamW(AdamW):
+    """AdamW, with fp32 master weights for 16-bit parameters."""
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "step": 0}
-        super().__init__(params, defaults)
+    def __init__(self, params: ParamsT, **settings: Any) -> None:
+        super().__init__(params, **settings)
         self._blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
         self._tables: dict[tuple[int, ...], Tensor] = {}
 
@@ -110,7 +102,7 @@ class FusedAdamW(Optimizer):
         the result of `closure`."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            group["step"] += 1
+            group["step"] = group.get("step", 0) + 1
             used = [parameter for parameter in group["params"] if parameter.grad is not None]
             for dtype in dict.fromkeys(parameter.dtype for parameter in used):
                 self._update([each for each in used if each.dtype == dtype], group)

@@ -17,13 +17,11 @@ transposed: BLOCK_N queries are resident and BLOCK_M keys streamed.
 The dK/dV pass computes scores transposed (keys down, queries across), so that both accumulations
 are plain products with the small operand in registers. Under a causal mask, key tile i needs the
 queries after it and query tile i the keys before it, so programs that do both (PAIRED) all take
-equally long. Small problems need more programs and run the two passes side by side instead; if that
-is still too few, SPLITS programs share a loop, store partial sums, and the last to arrive adds them
-up in a fixed order.
+equally long. Small problems need more programs and run the two passes side by side; if these are
+too few, SPLITS programs share a loop, and the last to arrive adds up their sums in a fixed order.
 
 Delta comes from a separate memory-bound launch (`flash_delta`), from the launch that decomposes
-fp32 inputs (`fp32_terms`), or, with the option `inline-delta` in `tile_sizes`, is computed inline
-from O and dO.
+fp32 inputs (`fp32_terms`), or, with the option `inline-delta`, is computed inline from O and dO.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

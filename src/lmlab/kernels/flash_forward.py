@@ -2,15 +2,13 @@
 
 Cost of one head with S queries and keys and head dimension d in 16 bit:
 
-- Matrix products: 4 S^2 d FLOPs, half of that under a causal mask, since tiles above the diagonal
-  are skipped.
+- Matrix products: 4 S^2 d FLOPs, under a causal mask half (tiles above the diagonal are skipped).
 - Memory: 8 S d bytes to read Q, K, V and write O once, so S / 4 FLOPs per byte under the mask, no
   longer memory-bound from about a thousand queries on. K and V are re-read for each query tile, but
   from the L2 (heads are scheduled in groups that fit in it).
 - Exponentials: S^2 / 2. A Hopper SM computes 16 per clock, while its tensor cores do 4096 FLOPs.
-  At d = 64 a score costs 256 FLOPs and one exponential, so softmax and products take the same time
-  and a kernel that does not overlap them reaches half of the peak. At d = 128 softmax takes half as
-  long as the products.
+  At d = 64 a score costs 256 FLOPs and one exponential, so softmax and products take equally long,
+  and a kernel that does not overlap them reaches half of the peak; at d = 128, two thirds.
 
 Hence the design: one FMA and one exp2 per score (scale and log2(e) are folded into one factor); a
 loop without a mask for key tiles that every query of the program sees, and a second, masked loop

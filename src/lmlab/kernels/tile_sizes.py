@@ -6,8 +6,7 @@ of queries per SM (up to), which is how full the GPU is; then BLOCK_M (query row
 rows), warps, stages and options: `tma`, `unpaired` (backward with separate programs for keys and
 queries), `warp-specialized` (Hopper kernels), `two-per-sm` (two programs of their forward per SM),
 `fused` (their one-pass backward), `inline-delta` (backward without a launch for delta), `whole`
-(only for lengths that are multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied); see
-`configs.Tiles`.
+(only for lengths that are multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied).
 `python -m lmlab.kernels.tune` measures on the current GPU and prints such rows. `docs/kernels.md`
 says which rows were timed and which follow their neighbors.
 
@@ -15,8 +14,7 @@ Rows that were not timed are chosen so that no registers spill and, where possib
 share an SM; the compiler reports both without a GPU. Plain fp32 products (`ieee`) do not use tensor
 cores, so only small tiles and head dimensions use them.
 
-The table is Python and not a data file so that changing a row changes the fingerprint of whatever
-was measured with it.
+The table is code, not data, so that a changed row changes the fingerprint of what was measured.
 """
 
 TABLE = """
@@ -37,7 +35,6 @@ hopper    forward   16  64 causal   256    8   64   64  4  2  tma
 hopper    forward   16  64 full     256    4   64   64  4  2
 hopper    forward   16  64 full     256   16  128  128  8  3  warp-specialized
 hopper    forward   16  64 any      256  any  128   64  8  3  two-per-sm warp-specialized
-hopper    forward   16  64 full     512    2   64  128  4  3
 hopper    forward   16  64 any     1024    2   64  128  4  3  tma
 hopper    forward   16  64 full    1024    3   64   64  4  3  tma
 hopper    forward   16  64 full    1024    4  128   64  4  3

@@ -52,8 +52,7 @@ def by_dtype(results: Results, ceiling: str) -> dict[str, float]:
 
 
 def ceilings(results: Results, prefix: str = "") -> dict[str, float]:
-    """Measured ceilings, or with prefix `stated_` the vendor's: TFLOP/s by precision, and GB/s
-    under `copy`."""
+    """Ceilings, measured or (`stated_`) the vendor's: TFLOP/s by precision, and GB/s as `copy`."""
     bandwidth = f"{prefix}bandwidth" if prefix else "copy_bandwidth"
     copy = results.value(chapter="machine", quantity=bandwidth)
     return by_dtype(results, f"{prefix}matmul_rate") | ({} if copy is None else {"copy": copy})

@@ -1,7 +1,7 @@
 """dK and dV on Hopper, warp-specialized: keys and values resident, queries streamed.
 
-Four of the seven products of the two-pass backward; `bwd_dq` has the other three. See `bwd_common`
-for the loop.
+Four of the seven products of the two-pass backward (`bwd_dq` has the others). The loop is in
+`bwd_common`.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -9,11 +9,7 @@ for the loop.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from lmlab.kernels.hopper.bwd_common import (
-    begin_key_tile,
-    dkdv_consumer,
-    producer,
-)
+from lmlab.kernels.hopper.bwd_common import begin_key_tile, dkdv_consumer, producer
 from lmlab.kernels.hopper.warpgroup import WG_ROWS
 
 

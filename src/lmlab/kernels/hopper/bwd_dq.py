@@ -10,13 +10,11 @@ the GPU together, and no SM idles between the two.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
 from lmlab.kernels.hopper.bwd_common import (
+    LOG2E,
     add_product,
     alloc_stage_barriers,
     alloc_tiles,
@@ -27,8 +25,6 @@ from lmlab.kernels.hopper.bwd_common import (
 )
 from lmlab.kernels.hopper.warpgroup import WG_ROWS, key_blocks, key_mask, zero_chunks
 from lmlab.kernels.tile_ops import tile_of_program, vector_offset
-
-LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit

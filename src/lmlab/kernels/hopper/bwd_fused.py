@@ -36,11 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper.bwd_common import (
-    begin_key_tile,
-    dkdv_consumer,
-    producer,
-)
+from lmlab.kernels.hopper.bwd_common import begin_key_tile, dkdv_consumer, producer
 from lmlab.kernels.hopper.warpgroup import WG_ROWS, alloc_barriers
 
 SIDE = gl.constexpr(64)
@@ -61,23 +57,16 @@ def accum_pointers(dq_accum, index, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def red_add_v4(pointers, values):
-    """Add to memory; the caller must order programs that add to the same tile."""
+def write_v4(pointers, values, INSTRUCTION: gl.constexpr):
+    """Store to memory (`st`) or add to it (`red`); the caller must order programs that add to the
+    same tile."""
+    code: gl.constexpr = (
+        INSTRUCTION + ".v4.f32 [$4], {$8, $9, $10, $11};"
+        "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
+    )
     gl.inline_asm_elementwise(
-        "red.relaxed.gpu.global.add.v4.f32 [$4], {$8, $9, $10, $11};"
-        "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;",
-        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [pointers, values], dtype=gl.int32, is_pure=False, pack=4,
-    )  # fmt: skip
-
-
-@gluon.jit
-def store_v4(pointers, values):
-    """Store to memory."""
-    gl.inline_asm_elementwise(
-        "st.relaxed.gpu.global.v4.f32 [$4], {$8, $9, $10, $11};"
-        "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;",
-        "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [pointers, values], dtype=gl.int32, is_pure=False, pack=4,
-    )  # fmt: skip
+        code, "=r,=r,=r,=r,l,l,l,l,f,f,f,f", [pointers, values], gl.int32, is_pure=False, pack=4
+    )
 
 
 @gluon.jit
@@ -116,9 +105,9 @@ def accumulate_dq(
         start = block * SHAPE.BLOCK
         store_rows(dq_part, dq, dq_strides, batch, head, start, queries, LAYOUT, SHAPE)
     elif tile > 0:
-        red_add_v4(pointers, dq_part)
+        write_v4(pointers, dq_part, "red.relaxed.gpu.global.add")
     else:
-        store_v4(pointers, dq_part)
+        write_v4(pointers, dq_part, "st.relaxed.gpu.global")
 
 
 @gluon.jit

@@ -1,10 +1,9 @@
 """A Hopper warpgroup: four consecutive warps that issue one tensor-core instruction (wgmma).
 
-wgmma takes 64 rows of the left operand from registers or shared memory, and the right operand from
-shared memory.
+wgmma takes 64 rows of the left operand from registers or shared memory, the right from the latter.
 
-Gluon shapes are powers of two. To avoid padding head dimension 192 to 256, tiles of more than 128
-columns consist of CHUNKS chunks of CHUNK columns, loaded and multiplied one by one.
+Gluon shapes are powers of two. To avoid padding head dimension 96 to 128 or 192 to 256, such tiles
+consist of CHUNKS chunks of CHUNK columns, loaded and multiplied one by one.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
@@ -90,11 +89,8 @@ def key_blocks(start, queries, keys, ROWS: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def key_mask(offs_m, block, keys, shift, SHAPE: gl.constexpr):
-    """True for the keys of a block that a query attends to.
-
-    The last query's future begins past the last key, so the causal comparison also excludes keys
-    past the end.
-    """
+    """True for the keys of a block that a query attends to. The last query's future begins past
+    the last key, so the causal comparison also excludes keys past the end."""
     offs_n = gl.arange(0, SHAPE.BLOCK, gl.SliceLayout(0, SHAPE.S_LAYOUT))
     if SHAPE.IS_CAUSAL:
         mask = offs_n[None, :] <= (offs_m + shift - block * SHAPE.BLOCK)[:, None]
