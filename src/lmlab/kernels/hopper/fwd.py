@@ -184,18 +184,11 @@ def key_loop(
         mbarrier.wait(k_full.index(stage), step // SHAPE.STAGES & 1)
         mbarrier.wait(v_full.index(prev_stage), (step - 1) // SHAPE.STAGES & 1)
         operand = gl.convert_layout(p.to(v_tiles.dtype), P_LAYOUT)
-        if SHAPE.REGISTERS < 240:
-            acc = start_product(operand, v_tiles, prev_stage, acc, SHAPE)
-            acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
-            mbarrier.arrive(v_empty.index(prev_stage), count=1)
-            s = start_scores(q_tiles, slot, k_tiles, stage, SHAPE)
-            s = warpgroup_mma_wait(0, deps=[s])
-        else:
-            wait_turn(order, step, WG, SHAPE)
-            s = start_scores(q_tiles, slot, k_tiles, stage, SHAPE)
-            acc = start_product(operand, v_tiles, prev_stage, acc, SHAPE)
-            end_turn(order, WG, SHAPE)
-            s = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[s])
+        wait_turn(order, step, WG, SHAPE)
+        s = start_scores(q_tiles, slot, k_tiles, stage, SHAPE)
+        acc = start_product(operand, v_tiles, prev_stage, acc, SHAPE)
+        end_turn(order, WG, SHAPE)
+        s = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
         if MASKED:
             mask = key_mask(offs_m, block, keys, shift, SHAPE)
@@ -203,9 +196,8 @@ def key_loop(
         p, sums, row_max, rescale = online_softmax(s, row_max, scale_log2)
         row_sum = row_sum * gl.convert_layout(rescale, SUM_LAYOUT)[:, None] + sums
         # The product reads the previous P from registers until here.
-        if SHAPE.REGISTERS == 240:
-            acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
-            mbarrier.arrive(v_empty.index(prev_stage), count=1)
+        acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
+        mbarrier.arrive(v_empty.index(prev_stage), count=1)
         acc = scaled(acc, rescale, SHAPE)
     return acc, p, row_sum, row_max
 
