@@ -1,7 +1,7 @@
 """The memory chapter on a CPU: what its points record, and how each mode or strategy can end.
 
-Kernels of some CPUs allocate scratch memory that no model of the step knows, so what is compared
-are tensors: at the end of a phase, when scratch is gone, and at peaks without the workspace.
+Kernels of some CPUs allocate scratch memory that no model of the step knows, so tests compare
+tensors: at the end of a phase, when scratch is gone, and at peaks without the workspace.
 """
 
 import pickle

@@ -91,10 +91,13 @@ TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.fl
 class FusedAdamW(AdamW):
     """AdamW, with fp32 master weights for 16-bit parameters."""
 
-    def __init__(self, params: ParamsT, **settings: Any) -> None:
-        super().__init__(params, **settings)
+    def __init__(self, params: ParamsT, *settings: Any, **named: Any) -> None:
+        super().__init__(params, *settings, **named)
         self._blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
         self._tables: dict[tuple[int, ...], Tensor] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group({"step": 0, **param_group})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -102,10 +105,10 @@ class FusedAdamW(AdamW):
         the result of `closure`."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
+            group["step"] += 1
             used = [parameter for parameter in group["params"] if parameter.grad is not None]
             for dtype in dict.fromkeys(parameter.dtype for parameter in used):
-                self._update([each for each in used if each.dtype == dtype], group)
+                self._launch([each for each in used if each.dtype == dtype], group)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -117,7 +120,7 @@ class FusedAdamW(AdamW):
             for name, value in state_dict["state"].get(number, {}).items():
                 self.state[parameter][name] = value.to(parameter.device)
 
-    def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+    def _launch(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         dtype, device = parameters[0].dtype, parameters[0].device
         addresses = [address for each in parameters for address in self._addresses(each)]
         sizes, tensors, blocks = self._blocks_of(parameters)

@@ -147,8 +147,7 @@ def shared_bytes(problem: Problem, tiles: Tiles) -> int:
     if problem.gpu.architecture == "blackwell":
         # P and dS reach the tensor cores through shared memory, and results return through it.
         total += resident_tensors * resident * max(streamed * problem.bits // 8, row)
-    total += 2048  # barriers, and alignment of each tile
-    return total * tiles.programs_per_sm
+    return tiles.programs_per_sm * (total + 2048)  # barriers, and alignment of each tile
 
 
 def choose(problem: Problem) -> list[Tiles]:

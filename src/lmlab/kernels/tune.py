@@ -106,7 +106,7 @@ def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
         m, n = orient(problem.direction, resident_rows, streamed_rows)
         tiles = Tiles(block_m=m, block_n=n, warps=8, stages=stages, warp_specialized=True)
         yield tiles
-        if is_forward and problem.head_dim <= 64 and m == 128:
+        if is_forward and problem.head_dim <= 64 and (m, n) == (128, 64):
             yield replace(tiles, programs_per_sm=2)
         elif not is_forward and 32 < problem.head_dim <= 64:
             yield replace(tiles, fused=True)

@@ -84,7 +84,7 @@ class Figure:
     height: float = 3.4
 
     def rows(self, results: Results) -> Rows:
-        """The rows to draw, of those of the figure's own chapter, in axis units; maybe none."""
+        """Rows of the figure's own chapter in axis units; empty if there are none to draw."""
         rows = self.data(results) if self.data else select(results.rows, status="ok", **self.where)
         rows = rows.copy()
         for name, axis in {self.x.field: self.x, self.y.field: self.y, self.x2: self.x}.items():

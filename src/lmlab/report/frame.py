@@ -201,7 +201,7 @@ def combine(
 
 
 def computed(row: Mapping[str, Any], numbers: Mapping[str, Any], **fields: Any) -> Rows:
-    """Rows for quantities given by name, with the fields of `row` but its clock and statistics."""
+    """Rows for quantities by name: the fields of `row` but clock and statistics, and `fields`."""
     base = {**row, "clock": None, **NO_STATISTICS, **fields}
     return table_of([{**base, "quantity": k, "value": v} for k, v in numbers.items()])
 

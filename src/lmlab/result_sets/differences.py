@@ -119,7 +119,7 @@ def _with_bound(rows: Rows, noise: Noise) -> Rows:
 
 
 def bound_of(clock: Any, busy: Any, noise: Noise) -> Any:
-    """What limits a time, or each of many, by its clock and the share that the device is busy."""
+    """What limits a time, or each of many, by its clock and how much of it the device is busy."""
     wall = np.where(pd.isna(busy), UNKNOWN, np.where(busy < noise.host_bound_below, HOST, GPU))
     return np.where(np.isin(clock, ["device", "events"]), DEVICE, wall)
 

@@ -32,8 +32,7 @@ LOG2E = 1.4426950408889634
 FUSED_HEADS = 16
 """Heads scheduled together in the fused backward, so that no program waits long for another."""
 FEW_KEYS = 512
-"""Up to which the forward pads head dimensions of 65 to 96 to 128: one product takes less time than
-three smaller ones to start, and there are few of them."""
+"""Up to which the forward pads head dimensions 65 to 96: one product starts sooner than three."""
 
 
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
@@ -90,6 +89,8 @@ def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
     resident = tiles.programs_per_sm * problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)
     heads = min(2 * resident // gcd(2 * resident, query_tiles), problem.batch_heads)
+    if tiles.programs_per_sm == 2 and heads > 2 * plan.l2_heads:  # two per SM are even in one wave
+        heads = min(resident // gcd(resident, query_tiles), problem.batch_heads)
     # Tiles of wide heads are so large that one head after the other pays where two waves allow it.
     is_even = 2 * resident % query_tiles == 0
     if not problem.is_causal or (problem.head_dim > 128 and is_even):

@@ -2,8 +2,8 @@
 
 wgmma takes 64 rows of the left operand from registers or shared memory, the right from the latter.
 
-Gluon shapes are powers of two. To avoid padding head dimension 96 to 128 or 192 to 256, such tiles
-consist of CHUNKS chunks of CHUNK columns, loaded and multiplied one by one.
+Gluon shapes are powers of two. To pad less, tiles of head dimensions above 128 and, where it pays,
+of 65 to 96 consist of CHUNKS chunks of CHUNK columns, loaded and multiplied one by one.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code=assignment
