@@ -21,10 +21,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from lmlab.kernels.interpreted import kernel_for
-from lmlab.model.adamw import AdamW
 
 BLOCK = 4096
 COLUMNS = 5
@@ -88,16 +88,21 @@ def adamw_kernel(
 TRITON_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-class FusedAdamW(AdamW):
-    """AdamW, with fp32 master weights for 16-bit parameters."""
+class FusedAdamW(Optimizer):
+    """Matches `torch.optim.AdamW` on fp32 parameters; 16-bit ones get fp32 master weights."""
 
-    def __init__(self, params: ParamsT, *settings: Any, **named: Any) -> None:
-        super().__init__(params, *settings, **named)
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "step": 0}
+        super().__init__(params, defaults)
         self._blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
         self._tables: dict[tuple[int, ...], Tensor] = {}
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group({"step": 0, **param_group})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -108,7 +113,7 @@ class FusedAdamW(AdamW):
             group["step"] += 1
             used = [parameter for parameter in group["params"] if parameter.grad is not None]
             for dtype in dict.fromkeys(parameter.dtype for parameter in used):
-                self._launch([each for each in used if each.dtype == dtype], group)
+                self._update([each for each in used if each.dtype == dtype], group)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -120,7 +125,7 @@ class FusedAdamW(AdamW):
             for name, value in state_dict["state"].get(number, {}).items():
                 self.state[parameter][name] = value.to(parameter.device)
 
-    def _launch(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+    def _update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         dtype, device = parameters[0].dtype, parameters[0].device
         addresses = [address for each in parameters for address in self._addresses(each)]
         sizes, tensors, blocks = self._blocks_of(parameters)

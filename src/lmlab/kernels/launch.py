@@ -74,8 +74,7 @@ def forward(
     q is (batch, heads, queries, head_dim), k and v (batch, kv_heads, keys, head_dim), of one type
     and device; heads is a multiple of kv_heads. Without `tiles`, the table in `tile_sizes` decides.
     """
-    inputs = q, k, v
-    o, lse = _run("forward", inputs, is_causal, scale, tiles)
+    o, lse = _run("forward", (q, k, v), is_causal, scale, tiles)
     return o, lse
 
 
@@ -190,8 +189,7 @@ def _padded(vectors: Tensor) -> Tensor:
     strides = vector_strides(vectors.shape)
     if vectors.stride() == strides:
         return vectors
-    padded = vectors.new_empty_strided(vectors.shape, strides)
-    return padded.copy_(vectors)
+    return vectors.new_empty_strided(vectors.shape, strides).copy_(vectors)
 
 
 def build_forward(problem: Problem, inputs: Sequence[Tensor], scale: float, tiles: Tiles) -> Call:

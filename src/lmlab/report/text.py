@@ -99,8 +99,7 @@ def escape(text: object) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> str:
     """A Markdown table, unpadded to keep diffs small; the first `labels` columns align left."""
     rule = ["---" if index < labels else "--:" for index in range(len(header))]
-    lines = [header, rule, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *rows))
 
 
 def join(items: Sequence[Any], last: str = "and") -> str:

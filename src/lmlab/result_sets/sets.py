@@ -158,8 +158,7 @@ def _rows(result: Result, path: str) -> list[dict[str, Any]]:
         named = {k: v for k, v in {**result.parameters, **labels}.items() if k not in tuned}
         row["point"] = " ".join(f"{key}={value}" for key, value in named.items())
     # The setting named `samples` instead of the record's samples, so rows can be selected by it.
-    samples = result.settings.get("samples")
-    return [{**row, "file": path, "samples": samples} for row in rows]
+    return [{**row, "file": path, "samples": result.settings.get("samples")} for row in rows]
 
 
 def _facts(result: Result) -> Iterator[tuple[str, Any]]:

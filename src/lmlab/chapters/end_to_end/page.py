@@ -90,8 +90,7 @@ COLD = {"start": "cold", "phase": "total", "clock": "wall", "status": "ok", "qua
 def first_steps(results: Results) -> Rows:
     """Every step, in order, of each cold process that ran without warm-up."""
     rows = select(results.rows, warmup=0, **COLD).explode("samples", ignore_index=True)
-    steps = rows.groupby("source").cumcount() + 1
-    return rows.assign(step=steps, value=rows["samples"])
+    return rows.assign(step=rows.groupby("source").cumcount() + 1, value=rows["samples"])
 
 
 def warm_up(rows: Rows) -> Rows:

@@ -96,8 +96,7 @@ def start_s_and_dp(tiles, barriers, step, WG: gl.constexpr, SHAPE: gl.constexpr)
     mbarrier.wait(a_full.index(stage), phase)
     s = start_scores(a_resident, WG, a_streamed, stage, SHAPE)
     mbarrier.wait(b_full.index(stage), phase)
-    dp = start_scores(b_resident, WG, b_streamed, stage, SHAPE)
-    return s, dp
+    return s, start_scores(b_resident, WG, b_streamed, stage, SHAPE)
 
 
 @gluon.jit
