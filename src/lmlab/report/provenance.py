@@ -32,8 +32,7 @@ def summary(results: Results, uncounted_compilers: Sequence[str] = ()) -> Markup
         parts[0] += f", from {_code(readable)}"
         parts.append(_cost(readable, uncounted_compilers))
     problems = [f"Unreadable: {escape(problem)}" for problem in results.problems]
-    more = "{} more unreadable files; `lmlab status` lists them."
-    listed = shortened(problems, MAX_LINES, more)
+    listed = shortened(problems, MAX_LINES, "{} more unreadable files; `lmlab status` lists them.")
     return Markup("\n\n".join([". ".join(parts) + ".", *listed]))
 
 

@@ -202,8 +202,7 @@ class Cell:
             return escape(self.reason) if one_word else STATUS_CELLS[self.row["status"]]
         if pd.isna(self.row.get(self.column.field)):
             return DASH
-        text = quoted(self.row, self.column.format, self.column.field)
-        return escape(text) + "".join(self.marks)
+        return escape(quoted(self.row, self.column.format, self.column.field)) + "".join(self.marks)
 
     @property
     def reason(self) -> str:

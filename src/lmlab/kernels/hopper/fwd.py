@@ -114,15 +114,18 @@ def kv_producer(k, v, tensors, sizes, waves, group_size, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def online_softmax(s, row_max, scale_log2):
+def online_softmax(s, row_max, scale_log2, SHAPE: gl.constexpr):
     """One online-softmax update: P, its row sums, row maxima, and the factor for earlier results.
 
     A row is held by four threads, two columns of every eight each. They keep a sum each, because
-    adding those up takes shuffles.
+    adding those up takes shuffles; but some assemblers then spill in the loop of three consumers.
     """
     new_max = gl.maximum(row_max, gl.max(s, 1) * scale_log2)
     p = gl.exp2(s * scale_log2 - new_max[:, None])
-    sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+    if SHAPE.CONSUMERS == 3 and SHAPE.IS_CAUSAL:
+        sums = gl.sum(p, 1)[:, None]
+    else:
+        sums = gl.sum(gl.sum(p.reshape([WG_ROWS, SHAPE.BLOCK // 8, 4, 2]), 3), 1)
     return p, sums, new_max, gl.exp2(row_max - new_max)
 
 
@@ -193,7 +196,7 @@ def key_loop(
         if MASKED:
             mask = key_mask(offs_m, block, keys, shift, SHAPE)
             s = gl.where(mask, s, float("-inf"))
-        p, sums, row_max, rescale = online_softmax(s, row_max, scale_log2)
+        p, sums, row_max, rescale = online_softmax(s, row_max, scale_log2, SHAPE)
         row_sum = row_sum * gl.convert_layout(rescale, SUM_LAYOUT)[:, None] + sums
         # The product reads the previous P from registers until here.
         acc = warpgroup_mma_wait(0, deps=acc + (operand,))[: SHAPE.CHUNKS]
@@ -221,7 +224,7 @@ def first_block(
         mask = key_mask(offs_m, 0, keys, shift, SHAPE)
         s = gl.where(mask, s, float("-inf"))
     row_max = gl.full([WG_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SHAPE.S_LAYOUT))
-    p, row_sum, row_max, _ = online_softmax(s, row_max, scale_log2)
+    p, row_sum, row_max, _ = online_softmax(s, row_max, scale_log2, SHAPE)
     return zero_chunks(SHAPE), p, row_sum, row_max
 
 
