@@ -7,8 +7,8 @@ one, uses the same tile transposed (BLOCK_N queries resident, BLOCK_M keys strea
 
 Larger tiles read less memory per product, until registers spill or shared memory runs out. The best
 shape depends on head dimension, type, mask and GPU, and for short problems on the number of
-programs. It is measured (`lmlab.kernels.tune`), recorded (`tile_sizes`) and looked up by all of
-these, the length of a program's loop and the number of query blocks per SM.
+programs. It is measured (`lmlab.kernels.tune`), recorded (`tile_sizes`) and looked up by these, the
+direction, the length of a program's loop and the number of query blocks per SM.
 
 The tiles are then checked against the shared memory of the actual device, which differs within an
 architecture (163 KiB on an A100, 99 KiB on an RTX 3090), and reduced until they fit.

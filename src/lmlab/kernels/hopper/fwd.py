@@ -267,9 +267,8 @@ def consumer(tensors, sizes, waves, scale_log2, WG: gl.constexpr, SHAPE: gl.cons
             slot = WG * SHAPE.SLOTS + wave % SHAPE.SLOTS
             mbarrier.wait(q_full.index(slot), wave // SHAPE.SLOTS & 1)
             state = first_block(
-                tiles, slot, barriers, offs_m, base, unmasked, keys, shift, scale_log2,
-                WG, SHAPE,
-            )  # fmt: skip
+                tiles, slot, barriers, offs_m, base, unmasked, keys, shift, scale_log2, WG, SHAPE
+            )
             if SHAPE.SLOTS == 2 and wave > 0:
                 tma.store_wait(0)
                 mbarrier.arrive(q_empty.index(WG * SHAPE.SLOTS + (wave + 1) % 2), count=1)
