@@ -2,8 +2,8 @@
 
 It neither reads nor writes the machine's own Slurm and needs no root: the three daemons run as the
 current user, on free ports and in the foreground, so they end with the test. The node declares
-/dev/null as a GPU, which Slurm counts and gives to one job at a time, like a real one. Similarly,
-it declares cores and memory that the machine may lack.
+/dev/null as a GPU, which Slurm gives to one job at a time, and cores and memory that the machine
+may lack. Slurm ends whole process groups: Snakemake can hang in its handler of SIGTERM.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
