@@ -93,13 +93,12 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
         starts = sorted(result.started_at[:10] for result in mine)
         # One row per point, preferably one with a value.
         points = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
-        states = Counter(points.drop_duplicates("source").sort_index()["status"])
         flags = Counter(flag for result in mine for flag in result.flags)
         parts = Path(rows["source"].iloc[0]).parts
         target = Path(*parts[: parts.index(results.machine) + 2])  # the chapter's folder or file
         found = {name: _distinct(result.versions.get(name) for result in mine) for name in VERSIONS}
         table = {
-            "points": _counted(states),
+            "points": _counted(Counter(points.drop_duplicates("source").sort_index()["status"])),
             "machine": join(_distinct(result.machine["name"] for result in mine)),
             "versions": ", ".join(f"{name} {join(each)}" for name, each in found.items() if each),
             "code": _code(mine),
@@ -111,7 +110,9 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
         }
         lines.append(markdown_table(["", ""], [list(row) for row in table.items()], 2))
     failed = select(rows, status=lambda state: state != "ok")
-    pairs = zip(failed["status"], map(escape, failed["reason"]), strict=True)
+    states = failed.reindex(columns=["status", "variant"]).to_numpy()
+    named = [f"{state} (variant {name})" if pd.notna(name) else state for state, name in states]
+    pairs = zip(named, map(escape, failed["reason"]), strict=True)
     reasons = sorted(grouped_reasons(map(": ".join, pairs)), key=lambda group: -group[0])
     if without := [f"- {n} x {why}" for n, why in reasons]:
         lines.append("Measurements without a value, including some in points that succeeded:")
