@@ -79,18 +79,13 @@ def _vmap_rule(operator: Any) -> Any:
         size = info.batch_size
         tensors, flags = arguments[:-2], arguments[-2:]  # is_causal and scale
         folded = (
-            _batch_first(tensor, dim, size).flatten(0, 1)
-            for tensor, dim in zip(tensors, in_dims, strict=False)
+            (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+            for x, dim in zip(tensors, in_dims, strict=False)
         )
         results = tuple(result.unflatten(0, (size, -1)) for result in operator(*folded, *flags))
         return results, (0,) * len(results)
 
     return rule
-
-
-def _batch_first(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """Move the mapped dimension to the front, or expand a tensor that is not mapped."""
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 torch.library.register_vmap("lmlab::flash_forward", _vmap_rule(flash_forward))

@@ -99,8 +99,7 @@ class Call:
             start = memory.data_ptr()
             addresses += [start + offset for offset in offsets]
         if self.semaphores:
-            counters = semaphores(self.semaphores, self.device)
-            addresses.append(counters.data_ptr())
+            addresses.append(semaphores(self.semaphores, self.device).data_ptr())
         direct(addresses)
         return results
 

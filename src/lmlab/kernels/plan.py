@@ -125,5 +125,4 @@ def _splits(items: int, at_most: int, programs: int) -> int:
 def _l2_heads(problem: Problem, tensors: int) -> int:
     """Number of key and value heads whose tensors together fit in half of the L2."""
     one_head = tensors * problem.sequence * problem.head_dim * problem.dtype.itemsize
-    fitting = problem.gpu.l2_bytes // 2 // one_head
-    return min(max(1, fitting), problem.batch_kv_heads)
+    return min(max(1, problem.gpu.l2_bytes // 2 // one_head), problem.batch_kv_heads)

@@ -186,8 +186,7 @@ def timed_variants(rows: Rows, topic: str) -> Rows:
     """Drop variants that have no time in a precision; provenance lists the reasons. Rows without a
     variant stay, such as those of a point that did not fit."""
     rows = select(rows, topic=topic)
-    times = select(rows, quantity="time", status="ok")
-    timed = is_among(rows, times, ["precision", "variant"])
+    timed = is_among(rows, select(rows, quantity="time", status="ok"), ["precision", "variant"])
     return rows.loc[rows["variant"].isna() | timed]
 
 

@@ -109,8 +109,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         return {**shared, "ranks": None}
     sharded = rank_page.first_value(rows, quantity="sharded_bytes")
     sharded /= rank_page.first_value(rows, quantity="parameter_bytes")
-    stored = 1 - (1 - 1 / shared["world_size"]) * sharded
-    share = dict.fromkeys(STATE, stored)
+    share = dict.fromkeys(STATE, 1 - (1 - 1 / shared["world_size"]) * sharded)
     waited = waits(chapter.own)
     total = select(rows, quantity="gather_wait").groupby("rank")["value"].sum()
     return {

@@ -194,8 +194,7 @@ def key_loop(
         s = warpgroup_mma_wait(SHAPE.CHUNKS, deps=[s])
         mbarrier.arrive(k_empty.index(stage), count=1)
         if MASKED:
-            mask = key_mask(offs_m, block, keys, shift, SHAPE)
-            s = gl.where(mask, s, float("-inf"))
+            s = gl.where(key_mask(offs_m, block, keys, shift, SHAPE), s, float("-inf"))
         p, sums, row_max, rescale = online_softmax(s, row_max, scale_log2, SHAPE)
         row_sum = row_sum * gl.convert_layout(rescale, SUM_LAYOUT)[:, None] + sums
         # The product reads the previous P from registers until here.
@@ -221,8 +220,7 @@ def first_block(
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(stage), count=1)
     if SHAPE.HAS_MASK and unmasked == 0:
-        mask = key_mask(offs_m, 0, keys, shift, SHAPE)
-        s = gl.where(mask, s, float("-inf"))
+        s = gl.where(key_mask(offs_m, 0, keys, shift, SHAPE), s, float("-inf"))
     row_max = gl.full([WG_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SHAPE.S_LAYOUT))
     p, row_sum, row_max, _ = online_softmax(s, row_max, scale_log2, SHAPE)
     return zero_chunks(SHAPE), p, row_sum, row_max
