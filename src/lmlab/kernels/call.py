@@ -99,7 +99,8 @@ class Call:
             start = memory.data_ptr()
             addresses += [start + offset for offset in offsets]
         if self.semaphores:
-            addresses.append(semaphores(self.semaphores, self.device).data_ptr())
+            counters = semaphores(self.semaphores, self.device)  # held until launched
+            addresses.append(counters.data_ptr())
         direct(addresses)
         return results
 
