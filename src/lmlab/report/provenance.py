@@ -112,7 +112,7 @@ def of_chapter(results: Results, chapter: str, folder: Path) -> Markup:
     failed = select(rows, status=lambda state: state != "ok")
     states = failed.reindex(columns=["status", "variant"]).to_numpy()
     named = [f"{state} (variant {name})" if pd.notna(name) else state for state, name in states]
-    pairs = zip(named, map(escape, failed["reason"]), strict=True)
+    pairs = zip(map(escape, named), map(escape, failed["reason"]), strict=True)
     reasons = sorted(grouped_reasons(map(": ".join, pairs)), key=lambda group: -group[0])
     if without := [f"- {n} x {why}" for n, why in reasons]:
         lines.append("Measurements without a value, including some in points that succeeded:")

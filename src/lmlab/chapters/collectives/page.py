@@ -178,7 +178,8 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     small = select(times, mib=lambda size: size <= SMALL_MIB)
     alone = select(_in_first_dtype(rows), quantity="time", world_size=1, status="ok")
     groups = [_group(rows, mine) for _, mine in times.groupby("ranks", sort=False)]
-    groups.sort(key=lambda group: ([*PLACEMENTS].index(group["placement"]), group["world_size"]))
+    order = list(PLACEMENTS)
+    groups.sort(key=lambda group: (order.index(group["placement"]), group["world_size"]))
     return {
         "groups": groups,
         "dtype": next(iter(_in_first_dtype(rows)["dtype"]), None),
