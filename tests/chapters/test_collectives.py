@@ -178,8 +178,7 @@ def test_groups_are_named_as_they_reported_and_pages_render(tmp_path: Path, gpus
     assert slow["bandwidth"] == pytest.approx(1.5, rel=1e-2)  # 1 GB/s, and 3/2 on the bus
     assert slow["size"] == "1 GiB"
     reduced = {"operation": "all_reduce", "mib": 1024, "dtype": "fp32", "ranks": names[0]}
-    rate = chapter.value(quantity="algbw", **reduced)
-    assert rate == pytest.approx(1.0, rel=1e-2)
+    assert chapter.value(quantity="algbw", **reduced) == pytest.approx(1.0, rel=1e-2)
     assert len(chapter.compare["bf16"].slower) == 5
     front, pages = rendered(tmp_path, results, "collectives")
     assert "| 256 MiB |" in front

@@ -48,7 +48,7 @@ LAUNCHES = [
     Launch("hopper", "forward", 128, [FORWARD_WS], spills=(FEW, 160)),
     Launch("hopper", "forward", 256, [FORWARD_WS], spills=(FEW, 128)),
     Launch("hopper", "backward", 64, [DELTA, "flash_bwd_fused_kernel"], spills=(FEW, FEW)),
-    *(Launch("hopper", "backward", d, [DELTA, WIDE, DQ], spills=(FEW, FEW)) for d in (192, 256)),
+    *(Launch("hopper", "backward", d, [DELTA, DQ, WIDE], spills=(FEW, FEW)) for d in (192, 256)),
     Launch("hopper", "backward", 192, [DELTA, BACKWARD], group=4, spills=(FEW, 408)),
     Launch("hopper", "backward", 128, [DELTA, DKDV, DQ], spills=(FEW, FEW)),
     Launch("hopper", "backward", 64, [DELTA, DKDV, DQ], 2, spills=(FEW, FEW)),
@@ -85,7 +85,8 @@ def test_kernels_fit_and_do_not_spill(case: Launch, gpu: FakeGpu, tmp_path: Path
             assert ("wgmma.mma_async" in code) == (resident >= 64)
         assert ("cp.async.bulk.tensor" in code) == (tiles.tma or tiles.warp_specialized)
         assert ("red.relaxed.gpu.global.add.v4.f32" in code) == ("fused" in name)
-        assert (name == DQ) == kernel.metadata.launch_pdl == ("griddepcontrol.wait" in code)
+        overlaps = name in case.kernels[2:]
+        assert kernel.metadata.launch_pdl == overlaps <= ("griddepcontrol.wait" in code)
         if tiles.warp_specialized:
             assert "serialized" not in assembler_report(code, tmp_path)
 

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from lmlab.kernels.hopper.warpgroup import (
     WG_ROWS,
@@ -181,7 +181,7 @@ def begin_key_tile(
     ROWS: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """This program's tile of ROWS keys: its place, its query blocks, shared memory and barriers."""
-    gdc_launch_dependents()  # the dQ pass may start once all programs of this launch have
+    gdc_launch_dependents()  # a pass that follows may start once all programs of this one have
     q, k, v, do = inputs
     key_tiles = (keys + ROWS - 1) // ROWS
     tile, batch, head = tile_of_program(
@@ -194,6 +194,13 @@ def begin_key_tile(
     tiles = alloc_dkdv_tiles((k, v), (q, do), vectors, SHAPE)
     coords = (batch, head, head, tile * ROWS)
     return tile, coords, (first, unmasked, last, shift), tiles, alloc_stage_barriers(SHAPE)
+
+
+@gluon.jit
+def end_with_overlapped():
+    """A launch must not end before the one it overlaps; one program that waits is enough."""
+    if gl.program_id(0) == gl.num_programs(0) - 1:
+        gdc_wait()
 
 
 @gluon.jit

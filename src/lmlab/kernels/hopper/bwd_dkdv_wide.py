@@ -18,6 +18,7 @@ from lmlab.kernels.hopper.bwd_common import (
     LOG2E,
     add_product,
     begin_key_tile,
+    end_with_overlapped,
     probabilities,
     producer,
     store_chunks,
@@ -131,3 +132,4 @@ def flash_bwd_dkdv_wide_kernel(
         (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
                     True, False, SHAPE)),
     ], [4, 1], [240, 24])  # fmt: skip
+    end_with_overlapped()

@@ -1,9 +1,9 @@
 """dQ on Hopper, warp-specialized: queries and dO resident, keys and values streamed.
 
 Three of the seven products of the two-pass backward; `bwd_dkdv` has the other four. See
-`bwd_common` for the pipeline. The two launches do not need each other's results, so this one starts
-while the last programs of the other still run (programmatic dependent launch): few heads then fill
-the GPU together, and no SM idles between the two.
+`bwd_common` for the pipeline. The two launches do not need each other's results, so the second
+starts while the last programs of the first still run (programmatic dependent launch): few heads
+then fill the GPU together, and no SM idles between the two.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -11,13 +11,14 @@ the GPU together, and no SM idles between the two.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from lmlab.kernels.hopper.bwd_common import (
     LOG2E,
     add_product,
     alloc_stage_barriers,
     alloc_tiles,
+    end_with_overlapped,
     pass_over,
     producer,
     start_s_and_dp,
@@ -91,6 +92,7 @@ def flash_bwd_dq_kernel(
 ):  # fmt: skip
     """One program per query tile of BLOCK_M = 64 * CONSUMERS rows; streams BLOCK_N keys."""
     BLOCK_M: gl.constexpr = SHAPE.CONSUMERS * WG_ROWS
+    gdc_launch_dependents()
     query_tiles = (queries + BLOCK_M - 1) // BLOCK_M
     tile, batch, head = tile_of_program(
         gl.program_id(0), query_tiles, batch_heads, heads, l2_heads, SHAPE.IS_CAUSAL
@@ -110,6 +112,4 @@ def flash_bwd_dq_kernel(
         (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last,
                     False, False, SHAPE)),
     ], [4, 1], [240, 24])  # fmt: skip
-    # This launch must not end before the one it overlaps; one program that waits is enough.
-    if gl.program_id(0) == gl.num_programs(0) - 1:
-        gdc_wait()
+    end_with_overlapped()

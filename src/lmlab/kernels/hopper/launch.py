@@ -48,9 +48,8 @@ def can_backward(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
 
 
 def _runs_on_hopper(problem: Problem, tiles: Tiles, operands: Operands) -> bool:
-    is_hopper = problem.gpu.architecture == "hopper"
-    has_16_bit = problem.dtype.itemsize == 2
-    return tiles.warp_specialized and is_hopper and has_16_bit and all(map(supports_tma, operands))
+    is_supported = problem.gpu.architecture == "hopper" and problem.dtype.itemsize == 2
+    return tiles.warp_specialized and is_supported and all(map(supports_tma, operands))
 
 
 def add_forward(
@@ -104,7 +103,7 @@ def add_backward(
     call: Call, problem: Problem, inputs: Operands, grads: Operands, scale: float, tiles: Tiles,
     plan: Plan,
 ) -> None:  # fmt: skip
-    """Add one fused launch, or one for dK and dV and another for dQ that overlaps it."""
+    """Add one fused launch; or one for dK and dV and one for dQ, of which the second overlaps."""
     q, k, v, grad_o, lse, delta = inputs
     grad_q, grad_k, grad_v = grads
     chunk, chunks = _chunks(problem.head_dim)
@@ -127,13 +126,12 @@ def add_backward(
             *heads, min(problem.batch_heads, FUSED_HEADS), *lengths,
         )  # fmt: skip
         is_ragged = not problem.is_causal and problem.keys % keys != 0
-        options = {"DS_STAGES": 3, "HEAD_DIM": problem.head_dim, "RAGGED_KEYS": is_ragged}
-        constants = _constants(replace(shape, **options))
-        call.add_step(flash_bwd_fused_kernel, programs, arguments, constants)
+        shape = replace(shape, DS_STAGES=3, HEAD_DIM=problem.head_dim, RAGGED_KEYS=is_ragged)
+        call.add_step(flash_bwd_fused_kernel, programs, arguments, _constants(shape))
         return
     kernel = flash_bwd_dkdv_wide_kernel if is_wide else flash_bwd_dkdv_kernel
     arguments += scale, *heads, plan.l2_heads, *lengths
-    call.add_step(kernel, programs, arguments, _constants(shape))
+    key_pass = kernel, programs, arguments, _constants(shape)
     # The dQ pass uses the tile transposed: BLOCK_N queries are resident, keys streamed.
     block = dq_block_n(tiles, problem.head_dim, max(lengths))
     arguments = (
@@ -144,8 +142,11 @@ def add_backward(
     programs = ceil_div(problem.queries, tiles.block_n) * problem.batch_heads
     has_mask = problem.is_causal or problem.keys % block != 0
     shape = replace(shape, CONSUMERS=tiles.block_n // WG_ROWS, BLOCK=block, HAS_MASK=has_mask)
-    constants = _constants(shape) | {"launch_pdl": True}
-    call.add_step(flash_bwd_dq_kernel, programs, arguments, constants)
+    query_pass = flash_bwd_dq_kernel, programs, arguments, _constants(shape)
+    # The second launch starts on SMs that the first leaves idle; small tiles fill them best.
+    first, second = (query_pass, key_pass) if is_wide else (key_pass, query_pass)
+    call.add_step(*first)
+    call.add_step(*second[:3], second[3] | {"launch_pdl": True})
 
 
 def _chunks(head_dim: int, *, is_padded: bool = False) -> tuple[int, int]:
