@@ -32,8 +32,7 @@ def shapes(draw: st.DrawFn, longest: int = 70) -> Shape:
 @settings(max_examples=8)
 @given(shapes(), st.booleans(), st.integers(0, 9))
 def test_any_shape(shape: Shape, is_causal: bool, seed: int) -> None:
-    inputs = shape.inputs(seed=seed)
-    assert_correct(flash_attention, inputs, is_causal)
+    assert_correct(flash_attention, shape.inputs(seed=seed), is_causal)
 
 
 @pytest.mark.parametrize(

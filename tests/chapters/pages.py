@@ -59,5 +59,4 @@ def rendered(
 
 def answer(front: str, question: str) -> str:
     """The bold answer to a question of the front page."""
-    section = front.split(f"### {question}\n", 1)[1].split("\n### ", 1)[0]
-    return section.split("**")[1]
+    return front.split(f"### {question}\n", 1)[1].split("\n### ", 1)[0].split("**")[1]

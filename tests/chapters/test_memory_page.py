@@ -124,8 +124,7 @@ BF16 = {**FP32, "weight_copies": 0.5, "activations": 2.5, "bf16": 0.75}
 
 
 def test_attention_weights_are_apart_from_other_activations() -> None:
-    chapter = chapter_of(step(FP32), step(BF16, precision="bf16"))
-    parts = chapter.facts["parts"]["bf16"]
+    parts = chapter_of(step(FP32), step(BF16, precision="bf16")).facts["parts"]["bf16"]
     assert {name: count / GIB for name, count in parts.items() if count} == {
         **{"parameters": 1.0, "weight_copies": 0.5, "fp32_weights": 1.5, "half_weights": 0.75},
         **{"activations": 0.25, "workspace": 0.75, "peak": 4.75},
@@ -233,8 +232,7 @@ def test_the_front_page_shows_the_segments_with_the_lowest_peaks() -> None:
     times: dict[str, float | None] = {f"every_{k}": 100.0 for k in (1, 2, 3, 4, 6, 8)}
     chapter = chapter_of(checkpointing(none=None, **times, nested=200.0))
     rows = checkpointing_page.front_strategies(chapter.own.rows)
-    shown = list(dict.fromkeys(rows["variant"]))
-    assert shown == ["none", "every-1", "every-2", "nested"]
+    assert list(dict.fromkeys(rows["variant"])) == ["none", "every-1", "every-2", "nested"]
 
 
 MORE = {"parameters": 1.0, "activations": 3.0}

@@ -94,8 +94,7 @@ def _keys_in(prefix: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
             yield name, part
             yield f"{prefix}{name}", part
             if part.get("type") == "array" and name.endswith("s"):
-                plural = "es" if name.endswith("ches") else "s"
-                yield name.removesuffix(plural), part["items"]
+                yield name.removesuffix("es" if name.endswith("ches") else "s"), part["items"]
 
 
 def _convert(text: str, schema: Schema) -> Any:

@@ -193,8 +193,8 @@ class Comparison(list[Pair]):
         for pair in self:
             shown = " to ".join(map(times, pair.ends)) if pair.decided else pair.verdict
             judged = {"low": pair.low, "high": pair.high, "verdict": pair.verdict, "speedup": shown}
-            own = {"quantity": "speedup", "unit": "x", "clock": None, "value": pair.ratio, **judged}
-            rows.append({**pair.variant, **dict.fromkeys(STATISTICS), **pair.point, **own})
+            own = {**pair.point, "quantity": "speedup", "unit": "x", "value": pair.ratio, **judged}
+            rows.append({**pair.variant, **dict.fromkeys([*STATISTICS, "clock"]), **own})
         return table_of(rows)
 
 

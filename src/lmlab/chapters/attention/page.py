@@ -40,6 +40,7 @@ PASSES = ("forward", "backward", "both")
 STEP = "train_step"
 SHAPE = ["precision", "head_dim", "sequence"]
 MODEL_SHAPE = ["precision", "batch", "size", "context"]
+IN_MODEL = ["size", "context", "clock"]
 ON = {"benchmark": SHAPE, "leaderboard": SHAPE, "shapes": MODEL_SHAPE}
 LABELS = ("topic", "variant", "phase", "stage", "tensor", "part", "direction", "specialized")
 COLUMNS = (*LABELS, "block_m", "block_n", *dict.fromkeys([*SHAPE, *MODEL_SHAPE]))
@@ -88,7 +89,7 @@ def consistent(flags: Any) -> bool:
 
 def versus(variant: str, baseline: str, topic: str, on: list[str], **where: Any) -> Compare:
     """Compare two variants at the same points, interleaved in one process."""
-    where |= {**TIMES, "topic": topic, "flags": consistent}
+    where = {**TIMES, "topic": topic, "flags": consistent} | where
     ours, other = {"variant": variant}, {"variant": baseline}
     return Compare(variant=ours, baseline=other, on=on, where=where)
 
@@ -100,8 +101,8 @@ COMPARISONS = {
     "race_fa4": versus(OURS, FA4, "benchmark", SHAPE, phase="both"),
     "shapes_fa4": versus(OURS, FA4, "shapes", MODEL_SHAPE, phase="both"),
     "shapes_cudnn": versus(OURS, CUDNN, "shapes", MODEL_SHAPE, phase="both"),
-    "model": versus(OURS, NAIVE, "model", ["size", "context"], phase=STEP),
-    "model_cudnn": versus(OURS, CUDNN, "model", ["size", "context"], phase=STEP),
+    "model": versus(OURS, NAIVE, "model", IN_MODEL, phase=STEP, clock=["wall", "device"]),
+    "model_cudnn": versus(OURS, CUDNN, "model", IN_MODEL, phase=STEP, clock=["wall", "device"]),
 }
 
 
@@ -149,8 +150,7 @@ def leaderboard(rows: Rows) -> Rows:
 
 def relative_speed(results: Results, topic: str) -> Rows:
     """Speed relative to the fastest of all variants, forward and backward, in bf16 if measured."""
-    rows = select(results.rows, topic=topic, quantity="time", phase="both", status="ok")
-    rows = select(rows, flags=consistent)
+    rows = select(results.rows, **TIMES, topic=topic, phase="both", status="ok", flags=consistent)
     if "bf16" in set(rows["precision"]):
         rows = select(rows, precision="bf16")
     return rows.assign(value=rows.groupby("source")["value"].transform("min") / rows["value"])
@@ -312,8 +312,10 @@ TABLES = {
         where={"topic": "model"},
         columns={
             **side_by_side({"naive": NAIVE, "cuDNN": CUDNN, "ours": OURS}, phase=STEP),
-            "speed-up over naive": speedup(comparison="model"),
-            "over cuDNN": speedup(comparison="model_cudnn"),
+            "speed-up over naive": speedup(comparison="model", clock="wall"),
+            "over cuDNN": speedup(comparison="model_cudnn", clock="wall"),
+            "over naive, device": speedup(comparison="model", clock="device"),
+            "over cuDNN, device": speedup(comparison="model_cudnn", clock="device"),
             "peak, naive (GiB)": memory(variant=NAIVE),
             "peak, ours (GiB)": memory(variant=OURS),
         },

@@ -65,8 +65,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = with_rates(rows, {"rate": "flops", "bandwidth": "bytes"}, ["source", "variant"])
     limits = ceilings(results)
     # Topics that do not compare dtypes use the device's usual one.
-    device = results.value(chapter="machine", quantity="device")
-    usual = "bf16" if device == "cuda" else "fp32"
+    usual = "bf16" if results.value(chapter="machine", quantity="device") == "cuda" else "fp32"
     for name, topics in LIMITS.items():
         where = {"quantity": name, "topic": list(topics)}
         rows = derived(rows, "share", where, partial(_shares, limits, usual))
