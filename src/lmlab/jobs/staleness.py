@@ -51,8 +51,7 @@ class PointState:
     @property
     def needs_attention(self) -> bool:
         """Whether a user should look at it: stale, or unreadable."""
-        stale = not {CODE, SETTINGS, TORCH}.isdisjoint(self.counted)
-        return stale or self.state == UNREADABLE
+        return not {CODE, SETTINGS, TORCH}.isdisjoint(self.counted) or self.state == UNREADABLE
 
 
 def state_of(point: Point, results: Path, machine: str, torch_version: str | None) -> PointState:
