@@ -1,9 +1,9 @@
 """Semaphores that count the finished splits of a tile and order the fused backward's dQ additions.
 
 Every launch leaves its semaphores at zero for the next one, so they live as long as the process and
-need no launch to clear them. Launches on one stream never overlap, so each stream has one set. A
-launch captured into a graph may later run concurrently with anything, so it gets counters of its
-own: from a reserve or, once that is used up, allocated and cleared inside the graph.
+need no launch to clear them. Launches that use them never overlap on one stream, so each has one
+set. A launch captured into a graph may later run concurrently with anything, so it gets counters of
+its own: from a reserve or, once that is used up, allocated and cleared inside the graph.
 """
 
 import torch

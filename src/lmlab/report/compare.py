@@ -1,9 +1,9 @@
 """Compare variants with baselines wherever both were measured; `verdict` decides which is faster.
 
 Within one job, variants are interleaved, so round i of one is paired with round i of the other and
-drift cancels; if their sample counts differ, medians are compared. Samples of different jobs cannot
-be paired, so the variation between processes is added to the spread within each job; it is
-estimated from work that the study ran in several processes (`Noise`).
+drift cancels. Medians are compared if sample counts differ, and of device times, which are profiled
+one variant after the other. Samples of different jobs cannot be paired, so the variation between
+processes is added; it is estimated from work that the study ran in several processes (`Noise`).
 """
 
 import math
@@ -132,7 +132,7 @@ class Compare:
 def _interval_of(variant: Row, baseline: Row, variation: Callable[[Row], Variation]) -> Interval:
     if variant["source"] != baseline["source"]:
         return interval(*unpaired(variant, baseline, variation(variant), variation(baseline)))
-    if count_of(variant) == count_of(baseline) > 1:
+    if count_of(variant) == count_of(baseline) > 1 and variant["clock"] != "device":
         return paired(variant["samples"], baseline["samples"])
     return interval(*unpaired(variant, baseline))
 

@@ -307,7 +307,7 @@ TABLES = {
         },
     ),
     "model": Table(
-        title="A training step with each attention, alternating in one process",
+        title="A training step with each attention; wall times alternate in one process",
         rows=["size", "context"],
         where={"topic": "model"},
         columns={

@@ -101,7 +101,7 @@ TABLES = {
         columns={"{part}": quantity("part_time", "ms")},
     ),
     "attention": Table(
-        title="The same rung with another attention, in the same rounds",
+        title="The same rung with another attention; wall times in the same rounds",
         rows=["size", "rung"],
         where={"topic": "ladder"},
         data=partial(select, status="ok"),

@@ -1,9 +1,9 @@
 """dQ on Hopper, warp-specialized: queries and dO resident, keys and values streamed.
 
-Three of the seven products of the two-pass backward; `bwd_dkdv` has the other four. See
-`bwd_common` for the pipeline. The two launches do not need each other's results, so the second
-starts while the last programs of the first still run (programmatic dependent launch): few heads
-then fill the GPU together, and no SM idles between the two.
+Three of the seven products of the two-pass backward; `bwd_dkdv` (or `bwd_dkdv_wide`) has the other
+four. See `bwd_common` for the pipeline. The two launches do not need each other's results, so the
+second starts while the last programs of the first still run (programmatic dependent launch): few
+heads then fill the GPU together, and no SM idles between the two.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

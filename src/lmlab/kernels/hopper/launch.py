@@ -103,7 +103,7 @@ def add_backward(
     call: Call, problem: Problem, inputs: Operands, grads: Operands, scale: float, tiles: Tiles,
     plan: Plan,
 ) -> None:  # fmt: skip
-    """Add one fused launch; or one for dK and dV and one for dQ, of which the second overlaps."""
+    """Add one fused launch; or one for dK and dV and one for dQ, the second of which overlaps."""
     q, k, v, grad_o, lse, delta = inputs
     grad_q, grad_k, grad_v = grads
     chunk, chunks = _chunks(problem.head_dim)
