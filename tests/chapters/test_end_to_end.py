@@ -199,8 +199,7 @@ def test_a_failed_capture_costs_a_check(monkeypatch: pytest.MonkeyPatch, cpu: to
 
 @pytest.mark.gpu
 def test_a_gpu_has_busy_times_and_a_peak() -> None:
-    device = torch.device("cuda", 0)
-    outcome = end_to_end.measure(end_to_end_point(), device)
+    outcome = end_to_end.measure(end_to_end_point(), torch.device("cuda", 0))
     device_times = [r for r in found(outcome, "time") if r["clock"] == "device"]
     busy = {record["labels"]["phase"]: record["value"] for record in device_times}
     assert set(busy) == {*PHASES["train_step"], "total"}

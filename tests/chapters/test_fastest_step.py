@@ -256,8 +256,7 @@ def test_every_rung_on_a_gpu(rungs: list[str]) -> None:
     sizes = {"d_model": 128, "d_ff": 256, "vocab_size": 1000}
     point = ladder_point(rungs=rungs, attentions=["flash", "sdpa_cudnn"], energy_s=0.1, **sizes)
     outcome = measure(point, torch.device("cuda"))
-    timed = {r["labels"]["rung"] for r in found(outcome, "time", side="rung")}
-    assert timed == set(rungs)
+    assert {r["labels"]["rung"] for r in found(outcome, "time", side="rung")} == set(rungs)
     for rung in rungs:
         assert value_of(outcome, "peak_memory", variant=rung) > 0
         assert value_of(outcome, "part_time", variant=rung, part="matmul") > 0
@@ -302,18 +301,21 @@ def test_the_front_page_names_the_best_step_and_who_is_slower(tmp_path: Path, ot
 
 
 def test_device_time_of_a_rung_is_next_to_its_wall_time(tmp_path: Path) -> None:
-    labels = {"rung": "mine", "attention": "flash", "side": "rung"}
-    device = time_record([4.9, 4.9, 4.9], clock="device", **labels)
+    device = [
+        time_record([ms] * 3, clock="device", rung="mine", attention=attention, side=side)
+        for attention, side, ms in (("flash", "rung", 4.9), ("sdpa_cudnn", "other", 4.0))
+    ]
     parts = [
         value("part_time", ms, "ms", variant="mine", part=part, rung="mine", attention="flash")
         for part, ms in (("matmul", 3.0), ("attention", 1.0))
     ]
-    results = [result(PARAMETERS, [*steps(5.0, 6.0), device, *parts], chapter="fastest_step")]
+    results = [result(PARAMETERS, [*steps(5.0, 6.0), *device, *parts], chapter="fastest_step")]
     front, pages = rendered(tmp_path, written(tmp_path / "r", results), "fastest_step")
     assert "| mine | 4 | 5.00 | 4.90 | 98 % | 200,000 | 2.0x |" in pages["fastest_step"]
     assert "| rung | matmul | attention |" in pages["fastest_step"]
     assert "| mine | 3.00 | 1.00 |" in pages["fastest_step"]
     assert "matmuls take 75 % of that" in front
+    assert "by device time, 1 of 1 rungs is slower than with SDPA cuDNN, at worst 0.82x" in front
 
 
 def test_a_ladder_without_any_rung_has_the_reason_of_the_first_and_a_page(

@@ -30,8 +30,7 @@ def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
 
 def copied(folder: Path, to: Path, chapters: str = "machine.json end_to_end") -> Path:
     to.mkdir(parents=True)
-    parts = [folder / name for name in chapters.split()]
-    subprocess.run(["cp", "-r", *parts, to], check=True)
+    subprocess.run(["cp", "-r", *[folder / name for name in chapters.split()], to], check=True)
     return to
 
 
