@@ -148,21 +148,26 @@ def test_two_passes(shape: Shape, dkdv: str, is_causal: bool, kernels: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("shape", "is_causal", "stages"),
+    ("shape", "is_causal", "sms", "stages"),
     [
-        pytest.param(Shape(keys=384, head_dim=64), True, 2, id="64"),
-        pytest.param(Shape(keys=256, head_dim=64), False, 2, id="64, full"),
-        pytest.param(replace(RAGGED, head_dim=40), True, 3, id="64, ragged"),
-        pytest.param(replace(SHORT, head_dim=64), True, 2, id="64, short"),
+        pytest.param(Shape(keys=384, head_dim=64), True, 3, 2, id="64"),
+        pytest.param(Shape(keys=256, head_dim=64), False, 1, 2, id="64, full"),
+        pytest.param(Shape(keys=384, heads=2, head_dim=64), False, 3, 2, id="64, rotated"),
+        pytest.param(Shape(256, 40, queries=448, heads=3), False, 3, 2, id="uneven segments"),
+        pytest.param(replace(RAGGED, head_dim=40), True, 1, 3, id="64, ragged"),
+        pytest.param(replace(SHORT, head_dim=64), True, 1, 2, id="64, short"),
     ],
 )
 def test_fused_backward(
     shape: Shape,
     is_causal: bool,
+    sms: int,
     stages: int,
     kernels: dict[str, Emulated],
+    set_device: SetDevice,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    set_device(DeviceInfo("hopper", sms, 227 * 1024, 60 * 2**20))
     semaphores = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(call, "semaphores", lambda count, device: semaphores)
     tiles = backward_tiles(stages=stages, fused=True)

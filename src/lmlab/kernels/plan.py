@@ -15,6 +15,9 @@ from typing import Any
 from lmlab.kernels.configs import Tiles
 from lmlab.kernels.problem import Problem, ceil_div, power_of_two
 
+FULL, TOGETHER = 8, 16
+"""With more blocks per SM than this, the backward schedules at most so many heads together. Long
+and short loops then run at the same time, and reads are spread more evenly."""
 MAX_SPLITS = 16
 MIN_TILES_PER_SPLIT = 4
 """Iterations per split in the forward; half as many in the backward, whose iterations do more."""
@@ -70,7 +73,10 @@ def backward_plan(problem: Problem, tiles: Tiles) -> Plan:
         "SPLITS": splits,
         "INLINE_DELTA": tiles.inline_delta and terms == 1,
     }
-    return Plan(items * splits, _l2_heads(problem, 4), splits, constants)
+    heads = _l2_heads(problem, 4)
+    if problem.blocks_per_sm > FULL:
+        heads = min(heads, TOGETHER)
+    return Plan(items * splits, heads, splits, constants)
 
 
 def rows_per_program(problem: Problem) -> int:

@@ -42,7 +42,8 @@ hopper    forward   16  64 causal  1024    4   64   64  4  3  tma
 hopper    forward   16  64 full    1024  any  128  128  8  3  warp-specialized
 hopper    forward   16  64 causal  1024  any  128   64  8  3  two-per-sm warp-specialized
 hopper    forward   16  64 full     any    1   64  128  4  3
-hopper    forward   16  64 causal  2048    2   64   64  4  3  tma
+hopper    forward   16  64 causal  2048  1/4   64   64  4  3  tma
+hopper    forward   16  64 causal  2048    3   64  128  4  3  tma
 hopper    forward   16  64 any     2048    4  128  128  8  3  warp-specialized
 hopper    forward   16  64 causal  2048    5   64   64  4  3  tma
 hopper    forward   16  64 causal  2048    8  128   64  8  3  two-per-sm warp-specialized
@@ -57,6 +58,8 @@ hopper    forward   16 128 full     128    4   64   64  4  3  tma
 hopper    forward   16 128 any      256    2   64   64  4  3  tma
 hopper    forward   16 128 full     192  any  128   64  8  3  warp-specialized
 hopper    forward   16 128 causal   512    2   64   64  4  3  tma
+hopper    forward   16  96 causal   256  any  128   64  8  3  warp-specialized
+hopper    forward   16 128 causal   256  any  128   64  8  2  warp-specialized whole
 hopper    forward   16 128 causal   512  any  128   64  8  3  warp-specialized
 hopper    forward   16 128 causal  1024    2   64   64  4  3  tma
 hopper    forward   16 128 causal  1024    8  128   64  8  3  warp-specialized

@@ -49,10 +49,13 @@ LOG2E = gl.constexpr(1.4426950408889634)
 
 @gluon.jit
 def producer(
-    resident, streamed, vectors, tiles, barriers, coords, first, last,
+    resident, streamed, vectors, tiles, barriers, coords, first, last, origin,
     HAS_VECTORS: gl.constexpr, REVERSED: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Load the resident tiles of each consumer, then stream blocks [first, last) of a and b.
+
+    They begin with block `origin`, which is the first or, if REVERSED, any: after the first follows
+    the last.
 
     `vectors` are lse (with a) and delta (with b), one number per streamed row; K and V have none.
     """
@@ -68,9 +71,9 @@ def producer(
         load_chunks(resident[0], corner, resident_full, a_resident, wg, SHAPE)
         load_chunks(resident[1], corner, resident_full, b_resident, wg, SHAPE)
     for step in range(0, last - first):
-        block = first + step
+        block = origin + step
         if REVERSED:
-            block = last - 1 - step
+            block = block_backwards(origin, step, last, SHAPE)
         stage = step % SHAPE.STAGES
         # The first wait on each stage passes: a fresh barrier's previous phase counts as complete.
         mbarrier.wait(empty.index(stage), (step // SHAPE.STAGES & 1) ^ 1)
@@ -84,6 +87,15 @@ def producer(
             edge = [batch, streamed_head, block * SHAPE.BLOCK]
             async_load(vectors[0], edge, a_barrier, a_vectors.index(stage))
             async_load(vectors[1], edge, b_barrier, b_vectors.index(stage))
+
+
+@gluon.jit
+def block_backwards(origin, step, last, SHAPE: gl.constexpr):
+    """The block `step` before `origin`; if ROTATED, the last comes before the first."""
+    block = origin - step
+    if SHAPE.ROTATED:
+        block = gl.where(block < 0, block + last, block)
+    return block
 
 
 @gluon.jit

@@ -28,6 +28,6 @@ def flash_bwd_dkdv_kernel(
     gl.warp_specialize([
         (dkdv_consumer, (tiles, barriers, barriers, (dk, dv), coords, bounds, scale, 0, SHAPE)),
         (dkdv_consumer, (tiles, barriers, barriers, (dk, dv), coords, bounds, scale, 1, SHAPE)),
-        (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
+        (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last, first,
                     True, False, SHAPE)),
     ], [4, 1], [240, 24])  # fmt: skip

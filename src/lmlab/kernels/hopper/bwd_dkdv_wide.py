@@ -129,7 +129,7 @@ def flash_bwd_dkdv_wide_kernel(
     gl.warp_specialize([
         (dv_consumer, (tiles, barriers, p_pipe, dv, coords, bounds, scale, SHAPE)),
         (dk_consumer, (tiles, barriers, p_pipe, dk, coords, first, last, scale, SHAPE)),
-        (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
+        (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last, first,
                     True, False, SHAPE)),
     ], [4, 1], [240, 24])  # fmt: skip
     end_with_overlapped()

@@ -109,7 +109,7 @@ def flash_bwd_dq_kernel(
     gl.warp_specialize([
         (consumer, (tiles, barriers, outputs, coords, bounds, scale, 0, SHAPE)),
         (consumer, (tiles, barriers, outputs, coords, bounds, scale, 1, SHAPE)),
-        (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last,
+        (producer, ((q, do), (k, v), (k, v), tiles, barriers, coords, 0, last, 0,
                     False, False, SHAPE)),
     ], [4, 1], [240, 24])  # fmt: skip
     end_with_overlapped()

@@ -16,6 +16,12 @@ the same time. A program waits only for programs launched before it, so some pro
 progress. With few heads all programs of a head start at once and the last waits for all others;
 there `tile_sizes` selects the two-pass kernels.
 
+Without a mask all loops are equally long. If all programs of a head fit on the GPU at once, they
+start at different blocks instead (ROTATED), evenly spread, and go round: each first stores to a
+segment of its own and then follows program j - 1, or the last if j is 0, through the others. So
+none waits at the start. They all wait for each other; heads therefore run one after the other, so
+that every program of a head gets an SM.
+
 The accumulator is private to this kernel, so its layout is the one that makes adding cheapest:
 64 x 64 tiles in which the four numbers that a thread holds of every eight columns (two adjacent
 columns in each of two rows, eight rows apart) are contiguous. One instruction (red.v4) adds them,
@@ -36,7 +42,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lmlab.kernels.hopper.bwd_common import begin_key_tile, dkdv_consumer, producer
+from lmlab.kernels.hopper.bwd_common import (
+    begin_key_tile,
+    block_backwards,
+    dkdv_consumer,
+    producer,
+)
 from lmlab.kernels.hopper.warpgroup import WG_ROWS, alloc_barriers
 
 SIDE = gl.constexpr(64)
@@ -92,19 +103,25 @@ def store_rows(
 
 
 @gluon.jit
+def first_offset(tile, tiles, blocks):
+    """By how many blocks before the last one a program starts."""
+    return (tiles - 1 - tile) * blocks // tiles
+
+
+@gluon.jit
 def accumulate_dq(
-    dq_part, dq_accum, dq, dq_strides, batch, head, block_index, block, tile, is_final, queries,
+    dq_part, dq_accum, dq, dq_strides, batch, head, block_index, block, is_first, is_final, queries,
     scale, LAYOUT: gl.constexpr, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """Add this key tile's contribution to one query block of dQ; the last program stores dQ."""
     pointers = accum_pointers(dq_accum, block_index, LAYOUT)
     if is_final:
-        if tile > 0:
+        if not is_first:
             dq_part = dq_part + load_v4(pointers)
         dq_part = dq_part * scale
         start = block * SHAPE.BLOCK
         store_rows(dq_part, dq, dq_strides, batch, head, start, queries, LAYOUT, SHAPE)
-    elif tile > 0:
+    elif not is_first:
         write_v4(pointers, dq_part, "red.relaxed.gpu.global.add")
     else:
         write_v4(pointers, dq_part, "st.relaxed.gpu.global")
@@ -112,8 +129,8 @@ def accumulate_dq(
 
 @gluon.jit
 def dq_warpgroup(
-    tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, coords, bounds, tile, last_tile,
-    scale, SHAPE: gl.constexpr,
+    tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, coords, bounds, origin, tile,
+    last_tile, scale, SHAPE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: the contribution of 128 keys to dQ of each query block.
 
@@ -132,6 +149,16 @@ def dq_warpgroup(
     prev_semaphore = own_semaphore - 1
     # The first query block that sees a key of the next program; earlier ones are final here.
     final_end = 0
+    # ROTATED: steps in its own segment, and steps before the segment in which it is the last.
+    own_steps = 0
+    final_start = 0
+    if SHAPE.ROTATED:
+        if tile == 0:
+            prev_semaphore = own_semaphore + last_tile
+        own_steps = first_offset(tile - 1, last_tile + 1, last) - (last - 1 - origin)
+        next_tile = (tile + 1) % (last_tile + 1)
+        after_next = first_offset(next_tile - 1, last_tile + 1, last)
+        final_start = last - after_next + first_offset(next_tile, last_tile + 1, last)
     if SHAPE.IS_CAUSAL:
         final_end = gl.maximum((tile + 1) * BLOCK_N - shift, 0) // SHAPE.BLOCK
     if tile == last_tile:
@@ -140,7 +167,7 @@ def dq_warpgroup(
     mbarrier.wait(barriers[0], 0)
     done_before = 0
     for step in range(0, last - first):
-        block = last - 1 - step
+        block = block_backwards(origin, step, last, SHAPE)
         ds_stage = step % SHAPE.DS_STAGES
         mbarrier.wait(ds_full.index(ds_stage), step // SHAPE.DS_STAGES & 1)
         ds_top = ds_tiles.index(2 * ds_stage).permute((1, 0))
@@ -151,17 +178,27 @@ def dq_warpgroup(
         dq_part = warpgroup_mma(ds_bottom, k_bottom, dq_part, is_async=True)
         dq_part = warpgroup_mma_wait(0, deps=[dq_part])
         mbarrier.arrive(ds_empty.index(ds_stage), count=1)
-        if tile > 0:
-            while done_before <= step:
+        is_first = tile == 0
+        is_final = block < final_end
+        signals = ((step % 2 == 1) & (block > final_end)) | (block == final_end)
+        if SHAPE.ROTATED:
+            is_first = step < own_steps
+            is_final = step >= final_start
+            signals = (step % 2 == 1) | (step == last - 1)
+        if not is_first:
+            while done_before + own_steps <= step:
                 done_before = gl.atomic_add(prev_semaphore, 0, sem="acquire")
         accumulate_dq(
-            dq_part, dq_accum, dq, dq_strides, batch, head, batch_head * last + block, block, tile,
-            block < final_end, queries, scale, LAYOUT, SHAPE,
+            dq_part, dq_accum, dq, dq_strides, batch, head, batch_head * last + block, block,
+            is_first, is_final, queries, scale, LAYOUT, SHAPE,
         )  # fmt: skip
-        if ((step % 2 == 1) & (block > final_end)) | (block == final_end):
+        if signals:
             warpgroup_barrier()  # all threads must have written before one of them signals
             gl.atomic_xchg(own_semaphore, step + 1, sem="release")
-    if tile > 0:
+    if SHAPE.ROTATED:
+        while done_before < last:
+            done_before = gl.atomic_add(prev_semaphore, 0, sem="acquire")
+    if SHAPE.ROTATED or tile > 0:
         gl.store(prev_semaphore, 0)
 
 
@@ -191,12 +228,15 @@ def flash_bwd_fused_kernel(
     outputs = (dk, dv)
     dq_output = (dq, dq_strides, queries)
     dq_coords = (batch, head, batch * heads + head, 0)
+    origin = last - 1
+    if SHAPE.ROTATED:
+        origin -= first_offset(tile, last_tile + 1, last)
     # Constexprs survive only in tuples written in the call itself.
     gl.warp_specialize([
         (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 0, SHAPE)),
         (dkdv_consumer, (tiles, barriers, ds_pipe, outputs, coords, bounds, scale, 1, SHAPE)),
         (dq_warpgroup, (tiles, barriers, ds_pipe, dq_accum, semaphores, dq_output, dq_coords,
-                        bounds, tile, last_tile, scale, SHAPE)),
+                        bounds, origin, tile, last_tile, scale, SHAPE)),
         (producer, ((k, v), (q, do), (lse, delta), tiles, barriers, coords, first, last,
-                    True, True, SHAPE)),
+                    origin, True, True, SHAPE)),
     ], [4, 4, 1], [200, 88, 24])  # fmt: skip

@@ -32,7 +32,8 @@ LOG2E = 1.4426950408889634
 FUSED_HEADS = 16
 """Heads scheduled together in the fused backward, so that no program waits long for another."""
 FEW_KEYS = 512
-"""Up to which the forward pads head dimensions 65 to 96: one product starts sooner than three."""
+"""Up to which the forward pads head dimensions 65 to 96 (one product starts sooner than three) and
+is limited by memory."""
 
 
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
@@ -83,16 +84,22 @@ def _persistent(problem: Problem, tiles: Tiles, plan: Plan) -> tuple[int, int]:
 
     The fewer heads, the larger the share of their K and V in the L2. Without a mask all tiles take
     equally long, and one head follows the other. Under a causal mask persistent programs share the
-    work evenly if the tiles of the heads scheduled together make an even number of waves.
+    work evenly if the tiles of the heads scheduled together make two waves. Short sequences are
+    limited by memory, and one wave mixes tiles that read much with tiles that read little.
     """
     resident = tiles.programs_per_sm * problem.gpu.num_sms
     query_tiles = ceil_div(problem.queries, tiles.block_m)
-    heads = min(2 * resident // gcd(2 * resident, query_tiles), problem.batch_heads)
-    if tiles.programs_per_sm == 2 and heads > 2 * plan.l2_heads:  # two per SM are even in one wave
-        heads = min(resident // gcd(resident, query_tiles), problem.batch_heads)
+    is_short = problem.keys <= FEW_KEYS and problem.head_dim <= 192
+    one_wave, two_waves = (
+        min(places // gcd(places, query_tiles), problem.batch_heads)
+        for places in (resident, 2 * resident)
+    )
+    # Two programs per SM are even in one wave.
+    exceeds_l2 = tiles.programs_per_sm == 2 and two_waves > 2 * plan.l2_heads
+    heads = one_wave if is_short or exceeds_l2 else two_waves
     # Tiles of wide heads are so large that one head after the other pays where two waves allow it.
-    is_even = 2 * resident % query_tiles == 0
-    if not problem.is_causal or (problem.head_dim > 128 and is_even):
+    is_wide = problem.head_dim > 128 and not is_short and 2 * resident % query_tiles == 0
+    if not problem.is_causal or is_wide:
         heads = 1
     if plan.programs > resident and heads <= 2 * plan.l2_heads:
         return resident, heads
@@ -121,12 +128,16 @@ def add_backward(
     if tiles.fused and chunk == WG_ROWS and block == WG_ROWS:
         padded = ceil_div(problem.queries, WG_ROWS) * WG_ROWS
         dq_accum = call.scratch((problem.batch_heads * padded * chunk,), (1,), torch.float32)
+        is_rotated = _is_rotated(problem, keys)
+        together = 1 if is_rotated else min(problem.batch_heads, FUSED_HEADS)
         arguments += (
             grad_q, dq_accum, call.add_semaphores(programs), row_strides(grad_q), scale,
-            *heads, min(problem.batch_heads, FUSED_HEADS), *lengths,
+            *heads, together, *lengths,
         )  # fmt: skip
         is_ragged = not problem.is_causal and problem.keys % keys != 0
-        shape = replace(shape, DS_STAGES=3, HEAD_DIM=problem.head_dim, RAGGED_KEYS=is_ragged)
+        shape = replace(
+            shape, DS_STAGES=3, ROTATED=is_rotated, HEAD_DIM=problem.head_dim, RAGGED_KEYS=is_ragged
+        )
         call.add_step(flash_bwd_fused_kernel, programs, arguments, _constants(shape))
         return
     kernel = flash_bwd_dkdv_wide_kernel if is_wide else flash_bwd_dkdv_kernel
@@ -147,6 +158,14 @@ def add_backward(
     first, second = (query_pass, key_pass) if is_wide else (key_pass, query_pass)
     call.add_step(*first)
     call.add_step(*second[:3], second[3] | {"launch_pdl": True})
+
+
+def _is_rotated(problem: Problem, block_n: int) -> bool:
+    """Whether the programs of a head start at different query blocks: all must run at once, and
+    each needs at least two blocks to itself, because it signals every second iteration."""
+    is_whole = problem.queries % WG_ROWS == 0 and problem.keys % block_n == 0
+    fits = problem.keys // block_n <= problem.gpu.num_sms and problem.queries >= problem.keys
+    return not problem.is_causal and is_whole and fits
 
 
 def _chunks(head_dim: int, *, is_padded: bool = False) -> tuple[int, int]:

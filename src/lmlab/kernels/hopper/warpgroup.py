@@ -53,6 +53,8 @@ class Shape:
     """Forward: per thread of one of two consumers."""
     DS_STAGES: Any = 0
     """Fused backward: iterations by which dS may be ahead of dQ."""
+    ROTATED: Any = False
+    """Fused backward: the programs of a head start at different query blocks, spread evenly."""
     HEAD_DIM: Any = 0
     RAGGED_KEYS: Any = False
 
