@@ -95,17 +95,14 @@ hopper    backward  16  64 any      512  any   64   64  4  3  tma whole
 hopper    backward  16  64 any     1024  1/8   32   64  4  3  inline-delta
 hopper    backward  16  64 any     1024  1/2   64   64  4  3  inline-delta
 hopper    backward  16  64 causal  1024    4   64  128  8  2  warp-specialized
-hopper    backward  16  64 full    1024    4   64   64  4  3  tma unpaired whole
-hopper    backward  16  64 full    1024    6   64   64  4  3  tma whole
+hopper    backward  16  64 full    1024    1   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 any     1024    8   64  128  8  2  warp-specialized fused
 hopper    backward  16  64 causal  1024  any   64   64  4  3  tma whole
 hopper    backward  16  64 any     2048  1/4   64   64  4  3  inline-delta
-hopper    backward  16  64 full    2048    3   64   64  4  3  tma unpaired whole
-hopper    backward  16  64 full    2048    4   64   64  4  3  tma whole
-hopper    backward  16  64 full    2048    8   64   64  4  3  tma unpaired whole
-hopper    backward  16  64 full    8192    2   64   64  4  3  tma whole
+hopper    backward  16  64 full    2048    1   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 full    8192    1   64   64  4  3  tma whole
 hopper    backward  16  64 full    8192  1/2   64   64  4  3  tma
-hopper    backward  16  64 full    8192    3   64  128  8  2  warp-specialized
+hopper    backward  16  64 full   16384  any   64  128  8  2  warp-specialized fused
 hopper    backward  16  64 full     any    4   64   64  4  3  tma whole
 hopper    backward  16  64 causal  8192  1/2   64  128  8  2
 hopper    backward  16  64 causal  8192    1   64  128  8  2  whole

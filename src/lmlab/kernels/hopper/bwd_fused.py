@@ -14,13 +14,13 @@ diagonal: program j follows j - 1 through the same blocks, a few iterations behi
 the longest programs first, and lets all programs of a head read a query block from the L2 at about
 the same time. A program waits only for programs launched before it, so some program can always make
 progress. With few heads all programs of a head start at once and the last waits for all others;
-there `tile_sizes` selects the two-pass kernels.
+there `tile_sizes` selects the two-pass kernels under a mask.
 
 Without a mask all loops are equally long. If all programs of a head fit on the GPU at once, they
-start at different blocks instead (ROTATED), evenly spread, and go round: each first stores to a
-segment of its own and then follows program j - 1, or the last if j is 0, through the others. So
-none waits at the start. They all wait for each other; heads therefore run one after the other, so
-that every program of a head gets an SM.
+can start at different blocks instead (ROTATED), evenly spread, and go round: program j first stores
+to a segment of its own and then follows program j - 1, or the last if j is 0, through the others,
+so that none waits at the start. Because they all wait for each other, every one must get an SM:
+heads run one after the other.
 
 The accumulator is private to this kernel, so its layout is the one that makes adding cheapest:
 64 x 64 tiles in which the four numbers that a thread holds of every eight columns (two adjacent
@@ -149,7 +149,7 @@ def dq_warpgroup(
     prev_semaphore = own_semaphore - 1
     # The first query block that sees a key of the next program; earlier ones are final here.
     final_end = 0
-    # ROTATED: steps in its own segment, and steps before the segment in which it is the last.
+    # If ROTATED, a program is the first in its own segment and the last in that of the next one.
     own_steps = 0
     final_start = 0
     if SHAPE.ROTATED:

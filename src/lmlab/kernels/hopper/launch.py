@@ -31,6 +31,8 @@ WG_ROWS = 64
 LOG2E = 1.4426950408889634
 FUSED_HEADS = 16
 """Heads scheduled together in the fused backward, so that no program waits long for another."""
+MOST_ROTATED = 16
+"""Blocks of queries per SM up to which programs of the fused backward start at different ones."""
 FEW_KEYS = 512
 """Up to which the forward pads head dimensions 65 to 96 (one product starts sooner than three) and
 is limited by memory."""
@@ -161,11 +163,12 @@ def add_backward(
 
 
 def _is_rotated(problem: Problem, block_n: int) -> bool:
-    """Whether the programs of a head start at different query blocks: all must run at once, and
-    each needs at least two blocks to itself, because it signals every second iteration."""
-    is_whole = problem.queries % WG_ROWS == 0 and problem.keys % block_n == 0
-    fits = problem.keys // block_n <= problem.gpu.num_sms and problem.queries >= problem.keys
-    return not problem.is_causal and is_whole and fits
+    """Whether the programs of a head start at different query blocks. All must run at once and, all
+    but one, have two blocks to start with, because they signal every second iteration. With many
+    heads, programs that start one after the other do not wait either."""
+    programs, blocks = ceil_div(problem.keys, block_n), ceil_div(problem.queries, WG_ROWS)
+    is_possible = programs <= problem.gpu.num_sms and blocks >= 2 * programs - 1
+    return not problem.is_causal and is_possible and problem.blocks_per_sm <= MOST_ROTATED
 
 
 def _chunks(head_dim: int, *, is_padded: bool = False) -> tuple[int, int]:
