@@ -51,11 +51,9 @@ class Driver:
         return 0
 
     def cuTensorMapEncodeTiled(self, *arguments: Any) -> int:
-        self.maps.append(("encode", arguments[3].value, list(arguments[4]), list(arguments[5])))
-        return 0
-
-    def cuTensorMapReplaceAddress(self, buffer: Any, address: int) -> int:
-        self.maps.append(("move", address))
+        self.maps.append([arguments[3].value, list(arguments[4]), list(arguments[5])])
+        ctypes.memset(arguments[0], 255, 128)
+        ctypes.c_uint64.from_buffer(arguments[0]).value = arguments[3].value
         return 0
 
 
@@ -99,8 +97,10 @@ def test_parameters_follow_the_signature(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [int_of(values[8]), int_of(values[9])] == [6, 2**40]
     assert ctypes.c_float.from_buffer_copy(values[10]).value == 0.5
     assert values[11:] == [bytes(8), bytes(8)]  # scratch
-    assert [entry[0] for entry in driver.maps] == ["encode", "move", "move"]  # if it moved
-    assert driver.maps[0] == ("encode", x.data_ptr(), [4, 3, 2], [16, 48])
+    assert driver.maps == [[x.data_ptr(), [4, 3, 2], [16, 48]]]  # once; later only the address
+    addresses = [tensor.data_ptr() for tensor in (x, x, moved, moved, moved, x)]
+    assert [int_of(values[1][:8]) for *_, values in driver.launched] == addresses
+    assert all(values[1][8:] == b"\xff" * 120 for *_, values in driver.launched)
 
 
 def inputs(length: int = 64, offset: int = 0, head_dim: int = 64) -> list[Tensor]:
