@@ -222,6 +222,18 @@ def test_a_gpu_before_ampere_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch
         problem_module.device_info.__wrapped__(GPU)
 
 
+def test_programs_in_a_ring_all_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, set_device: SetDevice
+) -> None:
+    set_device(DEVICES["hopper"])
+    possible = replace(SIXTEEN_HEADS, heads=2, is_causal=False, direction="backward")
+    assert configs.look_up(possible).rotated
+    for change in ({"is_causal": True}, {"queries": 8192}, {"queries": 32768, "keys": 32768}):
+        assert not configs.look_up(replace(possible, **change)).rotated
+    monkeypatch.setattr(configs.distributed, "is_initialized", lambda: True)
+    assert not configs.look_up(possible).rotated
+
+
 def test_no_row_of_the_table_is_hidden_by_an_earlier_one() -> None:
     bounds = [(row, (row.head_dim, row.sequence, row.blocks_per_sm)) for row in configs.rows()]
     for place, (row, most) in enumerate(bounds):
@@ -231,5 +243,6 @@ def test_no_row_of_the_table_is_hidden_by_an_earlier_one() -> None:
                 (earlier.direction, earlier.bits) == (row.direction, row.bits)
                 and set(row.masks) <= set(earlier.masks)
                 and (row.whole_only or not earlier.whole_only)
+                and not earlier.tiles.rotated  # not possible everywhere
             )
             assert not (wider and hides), f"{row} is never chosen: {earlier}"

@@ -151,8 +151,8 @@ def test_two_passes(shape: Shape, dkdv: str, is_causal: bool, kernels: dict[str,
     ("shape", "is_causal", "sms", "stages"),
     [
         pytest.param(Shape(keys=384, head_dim=64), True, 3, 2, id="64"),
-        pytest.param(Shape(keys=256, head_dim=64), False, 1, 2, id="64, full"),
-        pytest.param(Shape(keys=384, heads=2, head_dim=64), False, 3, 2, id="64, rotated"),
+        pytest.param(Shape(keys=256, head_dim=64), False, 1, 2, id="more programs than SMs"),
+        pytest.param(Shape(keys=384, heads=2, head_dim=64), False, 3, 2, id="rotated"),
         pytest.param(Shape(300, 40, heads=3), False, 3, 2, id="uneven segments"),
         pytest.param(Shape(200, 64, queries=450, heads=2), False, 3, 3, id="long segments"),
         pytest.param(replace(RAGGED, head_dim=40), True, 1, 3, id="64, ragged"),
@@ -171,7 +171,7 @@ def test_fused_backward(
     set_device(DeviceInfo("hopper", sms, 227 * 1024, 60 * 2**20))
     semaphores = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(call, "semaphores", lambda count, device: semaphores)
-    tiles = backward_tiles(stages=stages, fused=True)
+    tiles = replace(backward_tiles(stages=stages, fused=True), rotated=True)  # where it can
     assert_gradients(shape.inputs(torch.float16), is_causal, tiles)
     assert kernels[FUSED].launches == 1
     assert not semaphores.any()  # as the next launch expects them
@@ -248,6 +248,7 @@ TILES = [
 BACKWARD_TILES = [
     *((64, backward_tiles(64, 3)), (128, backward_tiles(32, 3)), (32, backward_tiles(64, 2))),
     *((64, backward_tiles(64, stages, fused=True)) for stages in (2, 3)),
+    (64, replace(backward_tiles(fused=True), rotated=True)),
     *((head_dim, backward_tiles(64, 2)) for head_dim in (80, 128, 152, 192)),
     *((head_dim, backward_tiles(32, 2)) for head_dim in (200, 256)),
 ]

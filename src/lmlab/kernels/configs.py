@@ -23,6 +23,8 @@ from functools import cache
 from math import ceil, log2
 from typing import Any, Literal
 
+from torch import distributed
+
 from lmlab.kernels.problem import SMALLEST_TILE, Direction, Problem, ceil_div, power_of_two
 from lmlab.kernels.tile_sizes import TABLE
 
@@ -60,6 +62,8 @@ class Tiles:
     """The Hopper kernels for 16-bit types: 64 resident rows per consumer warpgroup."""
     fused: bool = False
     """Warp-specialized backward up to head dimension 64: one pass for all gradients."""
+    rotated: bool = False
+    """Fused, without a mask: the programs of a head start at different query blocks."""
     inline_delta: bool = False
     """Backward: compute delta in each program instead of a launch before; pays where the launch
     costs more than reading O again."""
@@ -90,7 +94,7 @@ class Tiles:
         stages = 3 if self.fused else self.stages
         return replace(
             self, block_m=block_m, block_n=block_n, stages=stages, tma=True, programs_per_sm=1,
-            warp_specialized=False, fused=False,
+            warp_specialized=False, fused=False, rotated=False,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -115,6 +119,19 @@ def dq_block_n(tiles: Tiles, head_dim: int, sequence: int) -> int:
     """
     is_long = sequence > 1024 and head_dim <= 128 and tiles.stages == 2
     return 2 * tiles.block_m if is_long else tiles.block_m
+
+
+def can_rotate(problem: Problem) -> bool:
+    """Whether the programs of a head may start at different query blocks in the fused backward.
+
+    They wait for each other in a ring, so all must run at once. With several ranks, collectives may
+    hold SMs for as long as another rank's attention waits for SMs. And all programs but one need
+    two blocks to start with, because they signal every second iteration.
+    """
+    programs, blocks = ceil_div(problem.keys, 128), ceil_div(problem.queries, 64)
+    fits = programs <= problem.gpu.num_sms and blocks >= 2 * programs - 1
+    has_ranks = distributed.is_available() and distributed.is_initialized()
+    return fits and not problem.is_causal and not has_ranks
 
 
 def shared_bytes(problem: Problem, tiles: Tiles) -> int:
@@ -234,6 +251,7 @@ class Row:
             and problem.sequence <= self.sequence
             and problem.blocks_per_sm <= self.blocks_per_sm
             and (problem.is_whole or not self.whole_only)
+            and (not self.tiles.rotated or can_rotate(problem))
         )
 
 
@@ -251,6 +269,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "two-per-sm": ("programs_per_sm", 2),
     "warp-specialized": ("warp_specialized", True),
     "fused": ("fused", True),
+    "rotated": ("rotated", True),
     "inline-delta": ("inline_delta", True),
     "tf32x3": ("fp32_dot", "tf32x3"),
     "bf16x6": ("fp32_dot", "bf16x6"),

@@ -5,8 +5,9 @@ any); the longer of queries and keys (up to), which is the length of a program's
 of queries per SM (up to), which is how full the GPU is; then BLOCK_M (query rows), BLOCK_N (key
 rows), warps, stages and options: `tma`, `unpaired` (backward with separate programs for keys and
 queries), `warp-specialized` (Hopper kernels), `two-per-sm` (two programs of their forward per SM),
-`fused` (their one-pass backward), `inline-delta` (backward without a launch for delta), `whole`
-(only for lengths that are multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied).
+`fused` (their one-pass backward), `rotated` (its programs start at different query blocks, where
+they can), `inline-delta` (backward without a launch for delta), `whole` (only for lengths that are
+multiples of 64), `tf32x3` and `bf16x6` (how fp32 is multiplied).
 `python -m lmlab.kernels.tune` measures on the current GPU and prints such rows. `docs/kernels.md`
 says which rows were timed and which follow their neighbors.
 
@@ -96,13 +97,20 @@ hopper    backward  16  64 any     1024  1/8   32   64  4  3  inline-delta
 hopper    backward  16  64 any     1024  1/2   64   64  4  3  inline-delta
 hopper    backward  16  64 causal  1024    4   64  128  8  2  warp-specialized
 hopper    backward  16  64 full    1024    1   64   64  4  3  tma unpaired whole
-hopper    backward  16  64 any     1024    8   64  128  8  2  warp-specialized fused
-hopper    backward  16  64 causal  1024  any   64   64  4  3  tma whole
 hopper    backward  16  64 any     2048  1/4   64   64  4  3  inline-delta
 hopper    backward  16  64 full    2048    1   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 full    8192    1   64   64  4  3  tma whole
 hopper    backward  16  64 full    8192  1/2   64   64  4  3  tma
-hopper    backward  16  64 full   16384  any   64  128  8  2  warp-specialized fused
+hopper    backward  16  64 full     any   16   64  128  8  2  warp-specialized fused rotated
+hopper    backward  16  64 full    1024    4   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 full    1024    6   64   64  4  3  tma whole
+hopper    backward  16  64 any     1024    8   64  128  8  2  warp-specialized fused
+hopper    backward  16  64 causal  1024  any   64   64  4  3  tma whole
+hopper    backward  16  64 full    2048    3   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 full    2048    4   64   64  4  3  tma whole
+hopper    backward  16  64 full    2048    8   64   64  4  3  tma unpaired whole
+hopper    backward  16  64 full    8192    2   64   64  4  3  tma whole
+hopper    backward  16  64 full    8192    3   64  128  8  2  warp-specialized
 hopper    backward  16  64 full     any    4   64   64  4  3  tma whole
 hopper    backward  16  64 causal  8192  1/2   64  128  8  2
 hopper    backward  16  64 causal  8192    1   64  128  8  2  whole

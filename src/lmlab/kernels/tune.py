@@ -29,7 +29,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmlab.kernels import launch
-from lmlab.kernels.configs import WHOLE, Fp32Dot, Tiles, format_row, orient, shared_bytes
+from lmlab.kernels.configs import (
+    WHOLE,
+    Fp32Dot,
+    Tiles,
+    can_rotate,
+    format_row,
+    orient,
+    shared_bytes,
+)
 from lmlab.kernels.problem import BLOCK_ROWS, Problem
 from lmlab.measure.kernel_clock import measure_in_rounds
 from lmlab.measure.stop_rule import SamplingBudget
@@ -110,6 +118,8 @@ def _warp_specialized(problem: Problem) -> Iterator[Tiles]:
             yield replace(tiles, programs_per_sm=2)
         elif not is_forward and 32 < problem.head_dim <= 64:
             yield replace(tiles, fused=True)
+            if can_rotate(problem):
+                yield replace(tiles, fused=True, rotated=True)
 
 
 def inputs_of(p: Problem) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from lmlab.kernels.call import Call
-from lmlab.kernels.configs import Tiles, dq_block_n, q_slots
+from lmlab.kernels.configs import Tiles, can_rotate, dq_block_n, q_slots
 from lmlab.kernels.hopper.bwd_dkdv import flash_bwd_dkdv_kernel
 from lmlab.kernels.hopper.bwd_dkdv_wide import flash_bwd_dkdv_wide_kernel
 from lmlab.kernels.hopper.bwd_dq import flash_bwd_dq_kernel
@@ -31,8 +31,6 @@ WG_ROWS = 64
 LOG2E = 1.4426950408889634
 FUSED_HEADS = 16
 """Heads scheduled together in the fused backward, so that no program waits long for another."""
-MOST_ROTATED = 16
-"""Blocks of queries per SM up to which programs of the fused backward start at different ones."""
 FEW_KEYS = 512
 """Up to which the forward pads head dimensions 65 to 96 (one product starts sooner than three) and
 is limited by memory."""
@@ -130,7 +128,7 @@ def add_backward(
     if tiles.fused and chunk == WG_ROWS and block == WG_ROWS:
         padded = ceil_div(problem.queries, WG_ROWS) * WG_ROWS
         dq_accum = call.scratch((problem.batch_heads * padded * chunk,), (1,), torch.float32)
-        is_rotated = _is_rotated(problem, keys)
+        is_rotated = tiles.rotated and can_rotate(problem)
         together = 1 if is_rotated else min(problem.batch_heads, FUSED_HEADS)
         arguments += (
             grad_q, dq_accum, call.add_semaphores(programs), row_strides(grad_q), scale,
@@ -160,15 +158,6 @@ def add_backward(
     first, second = (query_pass, key_pass) if is_wide else (key_pass, query_pass)
     call.add_step(*first)
     call.add_step(*second[:3], second[3] | {"launch_pdl": True})
-
-
-def _is_rotated(problem: Problem, block_n: int) -> bool:
-    """Whether the programs of a head start at different query blocks. All must run at once and, all
-    but one, have two blocks to start with, because they signal every second iteration. With many
-    heads, programs that start one after the other do not wait either."""
-    programs, blocks = ceil_div(problem.keys, block_n), ceil_div(problem.queries, WG_ROWS)
-    is_possible = programs <= problem.gpu.num_sms and blocks >= 2 * programs - 1
-    return not problem.is_causal and is_possible and problem.blocks_per_sm <= MOST_ROTATED
 
 
 def _chunks(head_dim: int, *, is_padded: bool = False) -> tuple[int, int]:
