@@ -102,13 +102,9 @@ def test_compiling_on_a_cpu_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_what_kernels_need_of_a_gpu(
-    variant: Any,
-    capability: tuple[int, int] | None,
-    dtype: torch.dtype,
-    head_dim: int,
-    expected: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    variant: Any, capability: tuple[int, int] | None, dtype: torch.dtype, head_dim: int, expected:
+    str | None, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(flash_attn_4, "find_spec", lambda name: name if capability else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     reason = variant.why_unsupported("attention", device=GPU, dtype=dtype, head_dim=head_dim)

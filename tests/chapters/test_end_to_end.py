@@ -33,15 +33,9 @@ class Plain(nn.Module):
     """A user's model that takes a shape and neither attention nor device."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        context_length: int,
-        d_model: int,
-        num_layers: int,
-        num_heads: int,
-        d_ff: int,
-        rope_theta: float,
-    ) -> None:
+        self, vocab_size: int, context_length: int, d_model: int, num_layers: int, num_heads: int,
+        d_ff: int, rope_theta: float,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, 4)
         self.head = nn.Linear(4, vocab_size)

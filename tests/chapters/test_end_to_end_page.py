@@ -15,14 +15,9 @@ from tests.report.study import machine_card, result, time_record, written
 
 
 def step(
-    wall: float,
-    device: float | None,
-    *,
-    mode: str = "train_step",
-    samples: Sequence[float] | None = None,
-    warmup_samples: Sequence[float] = (),
-    **parameters: Any,
-) -> Result:
+    wall: float, device: float | None, *, mode: str = "train_step", samples: Sequence[float] | None
+    = None, warmup_samples: Sequence[float] = (), **parameters: Any,
+) -> Result:  # fmt: skip
     """A step of `wall` ms: a quarter forward, half backward, a quarter optimizer."""
     shares = {"forward": 0.25, "backward": 0.5, "optimizer": 0.25, "total": 1.0}
     if mode == "forward_backward":
@@ -85,13 +80,9 @@ def test_quantities_are_derived_from_what_was_measured(tmp_path: Path) -> None:
     ],
 )
 def test_every_answer_renders(
-    tmp_path: Path,
-    bf16: float,
-    between: float,
-    device: float | None,
-    verdict: str,
-    by_device: str | None,
-) -> None:
+    tmp_path: Path, bf16: float, between: float, device: float | None, verdict: str, by_device: str
+    | None,
+) -> None:  # fmt: skip
     results = study(tmp_path / "r", bf16, device, between)
     chapter = built(results, "end_to_end", "machine")["end_to_end"]
     assert [pair.verdict for pair in chapter.compare["bf16"]] == [verdict]

@@ -24,7 +24,7 @@ FEW = 64  # bytes that a warp-specialized kernel may spill, outside of its long 
 
 
 class Launch(NamedTuple):
-    """A causal problem for which `tile_sizes` selects a certain kernel."""
+    """A problem for which `tile_sizes` selects a certain kernel."""
 
     architecture: str
     direction: Direction
@@ -33,13 +33,14 @@ class Launch(NamedTuple):
     heads: int = 16
     length: int = 16384
     group: int = 1
+    is_causal: bool = True
     dtype: torch.dtype = torch.bfloat16
     spills: tuple[int, int] = 0, 0  # by the assembler of CUDA 12 and of 13
 
 
 FORWARD, BACKWARD, DELTA = "flash_forward_kernel", "flash_backward_kernel", "delta_kernel"
 DKDV, WIDE, DQ = "flash_bwd_dkdv_kernel", "flash_bwd_dkdv_wide_kernel", "flash_bwd_dq_kernel"
-FORWARD_WS = "flash_fwd_hopper_kernel"
+FUSED, FORWARD_WS = "flash_bwd_fused_kernel", "flash_fwd_hopper_kernel"
 LAUNCHES = [
     Launch("ampere", "backward", 64, [DELTA, BACKWARD]),
     Launch("ada", "forward", 64, [FORWARD]),
@@ -47,7 +48,8 @@ LAUNCHES = [
     Launch("hopper", "forward", 64, [FORWARD_WS], spills=(FEW, 208)),
     Launch("hopper", "forward", 128, [FORWARD_WS], spills=(FEW, 160)),
     Launch("hopper", "forward", 256, [FORWARD_WS], spills=(FEW, 128)),
-    Launch("hopper", "backward", 64, [DELTA, "flash_bwd_fused_kernel"], spills=(FEW, FEW)),
+    Launch("hopper", "backward", 64, [DELTA, FUSED], spills=(FEW, FEW)),
+    Launch("hopper", "backward", 64, [DELTA, FUSED], 2, is_causal=False, spills=(FEW, FEW)),
     *(Launch("hopper", "backward", d, [DELTA, DQ, WIDE], spills=(FEW, FEW)) for d in (192, 256)),
     Launch("hopper", "backward", 192, [DELTA, BACKWARD], group=4, spills=(FEW, 408)),
     Launch("hopper", "backward", 128, [DELTA, DKDV, DQ], spills=(FEW, FEW)),
@@ -65,13 +67,13 @@ def test_kernels_fit_and_do_not_spill(case: Launch, gpu: FakeGpu, tmp_path: Path
         torch.empty(1, case.heads // group, case.length, case.head_dim, dtype=case.dtype)
         for group in (1, 1, 1, case.group, case.group)
     )
-    options: dict[str, Any] = {"is_causal": True, "scale": 0.125}
+    options: dict[str, Any] = {"is_causal": case.is_causal, "scale": 0.125}
     if case.direction == "forward":
         launch.forward(q, k, v, **options)
     else:
         launch.backward(grad_o, q, k, v, o, torch.empty(o.shape[:3]), **options)
     assert [name for name, _ in gpu.compiled] == case.kernels
-    problem = Problem.of(q, k, True, case.direction)
+    problem = Problem.of(q, k, case.is_causal, case.direction)
     tiles = look_up(problem)
     allowed = case.spills[float(get_ptxas(90).version) >= 13]
     for name, kernel in gpu.compiled:

@@ -160,14 +160,9 @@ def test_two_passes(shape: Shape, dkdv: str, is_causal: bool, kernels: dict[str,
     ],
 )
 def test_fused_backward(
-    shape: Shape,
-    is_causal: bool,
-    sms: int,
-    stages: int,
-    kernels: dict[str, Emulated],
-    set_device: SetDevice,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    shape: Shape, is_causal: bool, sms: int, stages: int, kernels: dict[str, Emulated], set_device:
+    SetDevice, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     set_device(DeviceInfo("hopper", sms, 227 * 1024, 60 * 2**20))
     semaphores = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(call, "semaphores", lambda count, device: semaphores)

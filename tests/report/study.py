@@ -113,16 +113,10 @@ def group(world_size: int, *, gpus: int = 0, nnodes: int = 1) -> dict[str, Any]:
 
 
 def two_groups(
-    folder: Path,
-    chapter: str,
-    on_cpu: Sequence[Record],
-    on_gpus: Sequence[Record] | None,
-    *,
-    cpu_ranks: int = 2,
-    parameters: Mapping[str, Any] = {},
-    data: Mapping[str, Any] = {},
-    **more: Any,
-) -> Results:
+    folder: Path, chapter: str, on_cpu: Sequence[Record], on_gpus: Sequence[Record] | None, *,
+    cpu_ranks: int = 2, parameters: Mapping[str, Any] = {}, data: Mapping[str, Any] = {}, **more:
+    Any,
+) -> Results:  # fmt: skip
     """A group of CPU ranks and one of two GPUs; the latter was refused if it has no records."""
     cpu = {"placement": "cpu", "world_size": cpu_ranks, **parameters}
     gpus = {"placement": "own_gpu", "world_size": 2, **parameters}

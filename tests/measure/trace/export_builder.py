@@ -71,15 +71,9 @@ class ExportBuilder:
         self._ran("GRAPH_TRACE", start, end, correlation, graphId=graph, graphExecId=graph, **other)
 
     def range(
-        self,
-        name: str,
-        start: int,
-        end: int | None,
-        *,
-        event: int = 59,
-        registered: bool = False,
+        self, name: str, start: int, end: int | None, *, event: int = 59, registered: bool = False,
         **other: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         text = {"textId": self.string(name)} if registered else {"text": name}
         row = {"start": start, "end": end, "eventType": event, "globalTid": thread_id(**other)}
         self._insert("NVTX_EVENTS", **row, **text)
