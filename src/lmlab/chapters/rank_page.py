@@ -34,10 +34,8 @@ COMPLETE = {
 }
 PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer step"}
 STEP = {"quantity": "time", "clock": "wall", "phase": "total"}
-LABELS = (
-    *("variant", "phase", "stage", "category", "rank", "scope", "purpose", "candidate"),
-    *("activity", "torch_bucket_mb"),
-)
+LABELS = ["variant", "phase", "stage", "category", "rank", "scope", "purpose", "candidate"]
+LABELS += ["activity", "torch_bucket_mb"]
 
 
 def with_ranks(rows: Rows, results: Results, labels: Sequence[str] = LABELS) -> Rows:
@@ -193,16 +191,10 @@ def after_step(rows: Rows) -> Rows:
     return select(lead_rows(rows), stage=lambda stage: stage == "after_step" or stage != stage)
 
 
-def variant_table(
-    title: str,
-    columns: Mapping[str, Column],
-    *,
-    rows: Sequence[str] = ("variant_name",),
-    data: Callable[[Rows], Rows] = measured,
-) -> Table:
+def variant_table(title: str, columns: Mapping[str, Column], **more: Any) -> Table:
     """One row per variant; one table per process group if the title names {ranks}."""
-    headers = {"variant_name": "variant", "when": "stage"}
-    return Table(title=title, rows=rows, headers=headers, data=data, columns=columns)
+    usual = {"rows": ["variant_name"], "headers": {"variant_name": "variant", "when": "stage"}}
+    return Table(title=title, columns=columns, **{**usual, "data": measured, **more})
 
 
 MEMORY_TABLES = {

@@ -122,13 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--ignore", default="", metavar="KIND[,KIND]", help="such as missing,mixed")
     for command in (measure, status, check):
         command.add_argument("--configfile", type=Path, metavar="FILE", help="extends config.yaml")
+        about = "override keys of config.yaml, as with snakemake: study=tiny; comes last"
         command.add_argument(
-            "--config",
-            nargs="+",
-            action="extend",
-            default=[],
-            metavar="key=value",
-            help="override keys of config.yaml, as with snakemake: study=tiny; comes last",
+            "--config", nargs="+", action="extend", default=[], metavar="key=value", help=about
         )
     compare = add("compare", "compare two sets of results")
     compare.add_argument("first", metavar="A", help="the baseline")

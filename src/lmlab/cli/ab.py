@@ -32,6 +32,7 @@ from lmlab.study.results import Result, parse
 
 PROGRAM = "import sys; from lmlab.cli import main; sys.exit(main())"
 PATIENCE_S = 20
+Round = tuple[Result, Result]
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -70,9 +71,7 @@ def unpacked(root: Path, commits: Sequence[str]) -> Iterator[list[Path]]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def measure_in_turns(
-    folders: Sequence[Path], point: Sequence[str], rounds: int
-) -> Iterator[tuple[Result, Result]]:
+def measure_in_turns(folders: Sequence[Path], point: Sequence[str], rounds: int) -> Iterator[Round]:
     """One result of each revision per round; the order alternates between rounds."""
     for turn in range(rounds):
         order = folders if turn % 2 == 0 else folders[::-1]
@@ -115,7 +114,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait(PATIENCE_S)
 
 
-def compared(rounds: Sequence[tuple[Result, Result]]) -> tuple[Rows, list[tuple[str, str]]]:
+def compared(rounds: Sequence[Round]) -> tuple[Rows, list[tuple[str, str]]]:
     """Compare every time that all results have, with the medians of each round as one pair; also
     returns the times that A has in every round and B does not."""
     times = [[_times(result) for result in both] for both in rounds]
@@ -141,7 +140,7 @@ def _times(result: Result) -> dict[tuple[str, str], float]:
     }
 
 
-def report(names: Sequence[str], rounds: Sequence[tuple[Result, Result]], pairs: Rows) -> list[str]:
+def report(names: Sequence[str], rounds: Sequence[Round], pairs: Rows) -> list[str]:
     """The verdicts as text, after any differences in the work: each has its own config.yaml."""
     first, second = rounds[0]
     a, b = ({**result.parameters, **result.settings} for result in (first, second))

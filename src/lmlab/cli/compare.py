@@ -128,12 +128,11 @@ def report(first: ResultSet, second: ResultSet, found: Differences) -> Iterator[
 
 def as_json(first: ResultSet, second: ResultSet, found: Differences) -> dict[str, Any]:
     """The whole comparison; an unbounded end of an interval is null."""
-    sets = {
-        side: {"name": each.name, "facts": dict(each.facts), "problems": list(each.problems)}
-        for side, each in (("a", first), ("b", second))
-    }
     return {
-        **sets,
+        **{
+            side: {"name": each.name, "facts": dict(each.facts), "problems": list(each.problems)}
+            for side, each in (("a", first), ("b", second))
+        },
         "differs": found.differs,
         "other_work": found.other_work,
         "chapters": json_rows(found.chapters()),

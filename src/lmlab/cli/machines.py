@@ -55,10 +55,9 @@ def write_comparison(
         absent = [machine.name for machine in columns if not _takes_part(machine, question)]
         section = {"heading": question.heading, "table": table, "figure": link, "absent": absent}
         sections.append(section)
-    page = environment_for(TEMPLATES).get_template("compare.md.j2")
     differs = [(columns[i].name, each.differs) for i, each in enumerate(facts, 1)]
     shown = {"machines": columns, "differs": differs, "sections": sections, "faults": faults}
-    write_atomically(out, page.render(**shown))
+    write_atomically(out, environment_for(TEMPLATES).get_template("compare.md.j2").render(**shown))
     return faults
 
 
@@ -69,12 +68,10 @@ def _measured(config: Mapping[str, Any], name: str, results: Path, faults: list[
     chapters, failed = build_chapters(pages, replace(found, repeat=None))
     faults += [f"{name}: {fault}" for fault in (*found.problems, *failed)]
     label = name.partition("@")[2]
-    return Machine(
-        name=f"{found.name} ({label})" if label else found.name,
-        chapters={chapter: each.own.rows for chapter, each in chapters.items()},
-        ceilings=ceilings_of(found),
-        stated=ceilings_of(found, "stated_"),
-    )
+    title = f"{found.name} ({label})" if label else found.name
+    rows = {chapter: each.own.rows for chapter, each in chapters.items()}
+    own, stated = ceilings_of(found), ceilings_of(found, "stated_")
+    return Machine(name=title, chapters=rows, ceilings=own, stated=stated)
 
 
 def _published() -> Iterator[Machine]:

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from lmlab.report.frame import Results, Rows, distinct, select
+from lmlab.report.frame import Results, Rows, select, values_of
 from lmlab.report.text import number, plain
 
 Mark = Literal["line", "bar", "stack", "area", "heatmap", "timeline"]
@@ -212,11 +212,6 @@ def _tick(value: float) -> str:
     return f"{value:,.0f}" if value >= 1 and value == round(value) else f"{value:.3g}"
 
 
-def values_of(rows: Rows, name: str | None) -> list[Any]:
-    """The values of a field in the order of the study; only None if there is no field."""
-    return [value for (value,) in distinct(rows, [name])] if name else [None]
-
-
 def groups_of(rows: Rows, name: str | None) -> list[tuple[Any, Rows]]:
     """The rows grouped by a field; one group, None, if there is no field."""
     return [(v, select(rows, **{name: v}) if name else rows) for v in values_of(rows, name)]
@@ -263,19 +258,13 @@ def _bar(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> N
     x, y = figure.x.field, figure.y.field
     # Several rows for one bar (machines of the same name): show the highest.
     heights = {value: mine[y].astype(float).groupby(mine[x]).max() for value, mine in groups}
-    pd.DataFrame(heights, index=values_of(rows, x)).rename(columns=figure.label).plot.bar(
-        ax=axes,
-        stacked=stacked,
-        width=0.7 if stacked else 0.8,
-        color=[colors[value] for value in heights],
-        rot=0,
-        legend=False,
-    )
+    bars = pd.DataFrame(heights, index=values_of(rows, x)).rename(columns=figure.label)
+    shown: Any = {"color": [colors[value] for value in heights], "width": 0.7 if stacked else 0.8}
+    bars.plot.bar(ax=axes, stacked=stacked, rot=0, legend=False, **shown)
     if figure.span:
         ends = rows.dropna(subset=list(figure.span))
         low, high = (ends[name].astype(float) * figure.y.scale for name in figure.span)
-        places = ends[x].map(values_of(rows, x).index)
-        axes.vlines(places, low, high, color="black", linewidth=1.2)
+        axes.vlines(ends[x].map(values_of(rows, x).index), low, high, color="black", linewidth=1.2)
 
 
 def _heatmap(figure: Figure, axes: Axes, rows: Rows, colors: Mapping[Any, str]) -> None:

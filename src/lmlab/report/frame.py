@@ -8,7 +8,7 @@ Everything downstream (tables, figures, comparisons) selects rows and never read
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -31,6 +31,8 @@ RECORD_FIELDS = ("quantity", "status", "reason", "unit", "value", "clock", "cach
 FIELDS = ("chapter", "source", "flags", *RECORD_FIELDS, *STATISTICS)
 
 Rows = pd.DataFrame
+Where = Mapping[str, Any]
+Value = Callable[[Rows], Any]
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,7 @@ def rows_of(result: Result, path: Path) -> list[dict[str, Any]]:
 
 def table_of(rows: list[dict[str, Any]]) -> Rows:
     """Rows as a DataFrame of Python objects, so that 128 stays an integer next to NaN."""
-    names: dict[str, Any] = dict.fromkeys(FIELDS)
-    for row in rows:
-        names |= row
-    return pd.DataFrame(rows, columns=list(names), dtype=object)
+    return pd.DataFrame(rows, columns=list(dict.fromkeys(chain(FIELDS, *rows))), dtype=object)
 
 
 def _base(of: Point | Result, path: Path) -> dict[str, Any]:
@@ -139,7 +138,7 @@ def candidates(rows: Rows, **where: Any) -> Rows:
     return _matching(rows, where, rows["status"].to_numpy() != "ok")
 
 
-def _matching(rows: Rows, where: Mapping[str, Any], lenient: npt.NDArray[np.bool_]) -> Rows:
+def _matching(rows: Rows, where: Where, lenient: npt.NDArray[np.bool_]) -> Rows:
     left = np.arange(len(rows))
     # The quantity first, which few rows match: comparing objects is slow.
     for key, wanted in sorted(where.items(), key=lambda condition: condition[0] != "quantity"):
@@ -164,40 +163,34 @@ def _matches(found: npt.NDArray[Any], wanted: Any) -> npt.NDArray[np.bool_]:
     return np.asarray(found == wanted, bool)
 
 
-def derived(
-    rows: Rows, quantity: str, where: Mapping[str, Any], value: Callable[[Rows], Any]
-) -> Rows:
+def derived(rows: Rows, name: str, where: Where, value: Value) -> Rows:
     """Append a quantity computed from the matching rows (`value` gets all of them at once). Of the
     statistics, only `noisy` and `stability` are inherited; rows without a value are dropped."""
     chosen = select(rows, status="ok", **where).copy()
     if chosen.empty:
         return rows
     chosen["value"] = value(chosen)
-    return _appended(rows, chosen[chosen["value"].notna()], quantity)
+    return _appended(rows, chosen[chosen["value"].notna()], name)
 
 
 def combine(
-    rows: Rows,
-    quantity: str,
-    parts: Mapping[str, Mapping[str, Any]],
-    value: Callable[[Rows], Any],
-    on: Sequence[str] = ("source",),
+    rows: Rows, name: str, parts: Mapping[str, Where], value: Value, on: Sequence[str] = ("source",)
 ) -> Rows:
     """Append a quantity computed from several others, joined on the fields `on` (by default within
     one point). `value` gets one column per part; other fields come from the first part, the only
     one that may have several rows per key. Rows that lack a part are dropped."""
     found = [select(rows, status="ok", **where).set_index(list(on)) for where in parts.values()]
     first = found[0]
-    for part, (name, inherited) in product(found[1:], NOISE.items()):
-        theirs = part[name].reindex(first.index)
-        first = first.assign(**{name: theirs.where(theirs.isin(inherited), first[name])})
+    for part, (statistic, inherited) in product(found[1:], NOISE.items()):
+        theirs = part[statistic].reindex(first.index)
+        first = first.assign(**{statistic: theirs.where(theirs.isin(inherited), first[statistic])})
     numbers = [pd.to_numeric(part["value"]).reindex(first.index) for part in found]
     columns = pd.DataFrame(dict(zip(parts, numbers, strict=True)))
     complete = columns.notna().all(axis=1)
     if not complete.any():
         return rows
     new = first[complete].reset_index().assign(value=list(value(columns[complete])))
-    return _appended(rows, new, quantity)
+    return _appended(rows, new, name)
 
 
 def computed(row: Mapping[str, Any], numbers: Mapping[str, Any], **fields: Any) -> Rows:
@@ -226,7 +219,7 @@ def _appended(rows: Rows, new: Rows, quantity: str) -> Rows:
 
 def at_first(rows: Rows, name: str) -> Rows:
     """The rows that have the first value of a field; none if no row has the field."""
-    return select(rows, **{name: [value for (value,) in distinct(rows, [name])[:1]]})
+    return select(rows, **{name: values_of(rows, name)[:1]})
 
 
 def distinct(rows: Rows, keys: list[str]) -> list[tuple[Any, ...]]:
@@ -235,3 +228,8 @@ def distinct(rows: Rows, keys: list[str]) -> list[tuple[Any, ...]]:
         return []
     present = rows.dropna(subset=keys) if keys else rows
     return list(dict.fromkeys(zip(*(present[key].tolist() for key in keys), strict=True)))
+
+
+def values_of(rows: Rows, name: str | None) -> list[Any]:
+    """The values of a field in the order of the study; only None if there is no field."""
+    return [value for (value,) in distinct(rows, [name])] if name else [None]

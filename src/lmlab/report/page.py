@@ -22,7 +22,7 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from lmlab.report import provenance, text
-from lmlab.report.compare import Compare, Comparison
+from lmlab.report.compare import Comparison
 from lmlab.report.figure import Figure
 from lmlab.report.frame import FIELDS, MISSING, Results, extremes, select
 from lmlab.report.table import Table
@@ -165,8 +165,7 @@ def build_chapter(name: str, page: ModuleType, results: Results) -> Chapter:
     if hasattr(page, "derive"):
         chapter.own = replace(results, rows=page.derive(chapter.own.rows, results))
     rows = chapter.own.rows
-    comparisons: Mapping[str, Compare] = getattr(page, "COMPARISONS", {})
-    chapter.compare = {key: compare.run(rows) for key, compare in comparisons.items()}
+    chapter.compare = {k: each.run(rows) for k, each in getattr(page, "COMPARISONS", {}).items()}
     found = [each.rows().assign(comparison=key) for key, each in chapter.compare.items() if each]
     chapter.own = replace(results, rows=pd.concat([rows, *found], ignore_index=True))
     if hasattr(page, "facts"):
@@ -219,18 +218,16 @@ def environment_for(templates: Path) -> jinja2.Environment:
         finalize=text.escape,
         extensions=[KeepTextLines],
     )
-    own = {"join": text.join, "quoted": text.quoted, "md": Markup}
-    environment.filters |= {**text.FORMATS, **own}
+    environment.filters |= {**text.FORMATS, "join": text.join, "quoted": text.quoted, "md": Markup}
     return environment
 
 
 def answers_in(page: str, path: str) -> dict[str, Answer]:
     """Each section that opens with a bold answer: question and first sentence, keyed by link."""
-    found = re.findall(r"^###? (.+)\n+\*\*([^*]+)\*\*", page, re.MULTILINE)
     return {
         f"{path}#{text.slug(heading)}": {
             "question": Markup(heading),
             "sentence": Markup(re.split(r"(?<=[.?!]) ", " ".join(answer.split()))[0]),
         }
-        for heading, answer in found
+        for heading, answer in re.findall(r"^###? (.+)\n+\*\*([^*]+)\*\*", page, re.MULTILINE)
     }

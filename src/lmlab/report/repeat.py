@@ -5,6 +5,7 @@ or CUDA events), GPU-bound wall times (GPU busy for nearly all of it) and other 
 very differently, so they are counted separately.
 """
 
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -26,8 +27,7 @@ def agreement(results: Results, chapter: str) -> list[dict[str, Any]]:
         return []
     both = [*results.of(chapter), *results.repeat.of(chapter)]
     labels = (record["labels"] for result in both for record in result.measurements)
-    named = [*(result.parameters for result in both), *labels]
-    names = list(dict.fromkeys(name for each in named for name in each))
+    names = list(dict.fromkeys(chain(*(result.parameters for result in both), *labels)))
     found = pairs(results, results.repeat, chapter, names)
     varying = [name for name in names if found[name].nunique(dropna=False) > 1]
     kinds = {kind: select(found, kind_of_time=kind) for kind in (DEVICE, GPU_BOUND, OTHER)}

@@ -19,17 +19,11 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from lmlab.report.frame import UNCOMMITTED, Rows, candidates, distinct, records
+from lmlab.report.frame import UNCOMMITTED, Rows, candidates, distinct, records, values_of
 from lmlab.report.text import DASH, escape, grouped_reasons, markdown_table, plain, quoted, unsteady
 
-STATUS_CELLS = {
-    "oom": "OOM",
-    "unsupported": "unsupported",
-    "failed": "failed",
-    "missing": "not measured",
-    "invalid": "unreadable",
-}
-EXPLAINED = ("oom", "unsupported", "failed")
+EXPLAINED = {"oom": "OOM", "unsupported": "unsupported", "failed": "failed"}
+STATUS_CELLS = {**EXPLAINED, "missing": "not measured", "invalid": "unreadable"}
 CLOCKS = {"wall": "wall time", "events": "CUDA events", "device": "device time"}
 CLOCKS |= {"timeline": "the profiler's timeline"}
 MARKS = {
@@ -101,11 +95,10 @@ class Table:
     def render(self, rows: Rows) -> Markup:
         """Markdown of one table, or one per facet; empty if there is nothing to show."""
         rows = self._chosen(rows)
-        names = [self.facet] if self.facet else []
         parts = []
-        for key in distinct(rows, names) if names else [()]:
-            facet = dict(zip(names, key, strict=True))
-            title = self.title.format(**dict(zip(names, map(plain, key), strict=True)))
+        for value in values_of(rows, self.facet):
+            facet = {self.facet: value} if self.facet else {}
+            title = self.title.format(**{name: plain(value) for name in facet})
             parts.append(self._one(candidates(rows, **facet), title))
         return Markup("\n\n".join(filter(None, parts)))
 
@@ -118,12 +111,11 @@ class Table:
         shown = [self._chosen(rows) for rows in sides]
         keys = dict.fromkeys(key for rows in shown for key in distinct(rows, list(whole.rows)))
         columns = [whole._columns(rows) for rows in shown]
-        headers = dict.fromkeys(header for side in columns for header in side)
         nothing = Cell(Column({}), None)
         return {
             (*key, header): [side[header](key) if header in side else nothing for side in columns]
             for key in keys
-            for header in headers
+            for header in dict.fromkeys(header for side in columns for header in side)
         }
 
     def _one(self, rows: Rows, title: str) -> str:
@@ -159,9 +151,8 @@ class Table:
     def _columns(self, rows: Rows) -> dict[str, Callable[[tuple[Any, ...]], "Cell"]]:
         """For each header, a function from row key to cell."""
         across = [self.across] if self.across else []
-        keys = [*self.rows, *across]
         indexes = {
-            header: _Index(candidates(rows, **column.where), column, keys, header)
+            header: _Index(candidates(rows, **column.where), column, [*self.rows, *across], header)
             for header, column in self.columns.items()
         }
         return {

@@ -20,19 +20,14 @@ def number(value: float, digits: int = 3) -> str:
         return f"{value:,}"
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{decimals}f}"
-    # Rounding up can add a digit: 9.996 with three digits is 10.0, not 10.00.
-    if decimals and abs(float(text.replace(",", ""))) >= 10 ** (digits - decimals):
-        text = f"{value:,.{decimals - 1}f}"
-    return text
+    # Of the rounded value, which may have a digit more: 9.996 with three digits is 10.0.
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
 
 
 # Factors from stored units (ms, bytes, joules, FLOPs) to displayed ones.
-SCALES = {
-    **{"ms": 1.0, "us": 1e3, "s": 1e-3, "mJ": 1e3, "TFLOP": 1e-12, "GB": 1e-9, "MB": 1e-6},
-    **{"GiB": 1 / GIB, "MiB": 1 / MIB, "KiB": 1 / 1024},
-}
+SCALES = {"ms": 1.0, "us": 1e3, "s": 1e-3, "mJ": 1e3, "TFLOP": 1e-12, "GB": 1e-9, "MB": 1e-6}
+SCALES |= {"GiB": 1 / GIB, "MiB": 1 / MIB, "KiB": 1 / 1024}
 
 
 def scaled(factor: float) -> Callable[[Any], str]:

@@ -170,8 +170,7 @@ def _judged(both: Rows, variation: Mapping[str, Variation]) -> Rows:
 
 def _estimate(row: Row, variation: Mapping[str, Variation]) -> tuple[float, float, float]:
     """A pair's ratio, the standard error of its logarithm, and degrees of freedom."""
-    sides = "ba" if row["quantity"] in RATES else "ab"
-    over, under = (row[f"value_{side}"] for side in sides)
+    over, under = (row[f"value_{side}"] for side in ("ba" if row["quantity"] in RATES else "ab"))
     ratio = 1.0 if over == under else over / under if under else math.inf
     exact = row["identical"] or row["quantity"] in MEMORY or over == under == 0
     if exact or not (over and under):  # relative noise is unknown at 0

@@ -74,25 +74,23 @@ class Question:
     table: Table
 
 
+@dataclass
 class Section:
     """A question with all machines side by side: one column of its table."""
 
-    def __init__(
-        self,
-        question: Question,
-        machines: Sequence[Machine],
-        noise: Noise,
-        variation: Mapping[str, Variation],
-        column: str | None = None,
-    ) -> None:
-        self.question, self.machines = question, machines
-        self.noise, self.variation = noise, variation  # between processes, by bound
-        table = question.table
+    question: Question
+    machines: Sequence[Machine]
+    noise: Noise
+    variation: Mapping[str, Variation]  # between processes, by bound
+    column: str | None = None
+
+    def __post_init__(self) -> None:
+        machines, table = self.machines, self.question.table
         formats = {name: shown.format for name, shown in table.columns.items()}
         preferred = [name for group in PREFERRED for name in formats if formats[name] in group]
-        header = column or [*preferred, *formats][0]
+        header = self.column or [*preferred, *formats][0]
         chosen = table.columns[header]
-        sides = [m.chapters.get(question.chapter, table_of([])) for m in machines]
+        sides = [m.chapters.get(self.question.chapter, table_of([])) for m in machines]
         measured = sum(not machine.published for machine in machines)  # these come first
 
         def entries(column: Column) -> Entries:
@@ -207,9 +205,7 @@ class Section:
 
 
 def questions(
-    chapters: Sequence[str],
-    tables: Callable[[str], Mapping[str, Table]],
-    own: Mapping[str, Table],
+    chapters: Sequence[str], tables: Callable[[str], Mapping[str, Table]], own: Mapping[str, Table]
 ) -> Iterator[Question]:
     """Headings of the front page in the order of the study, each with its table in `own` or else
     the first one below it."""

@@ -12,6 +12,7 @@ from lmlab.report.text import NOT_STATED
 
 # Possible names of the column that holds the figure.
 VALUES = ("mean_ms", "ms", "peak_gib", "time_percent", "value", "what")
+LABELS = {"chapter": "published", "quantity": "published", "status": "ok"}
 
 
 def load_published(folder: Path) -> Rows:
@@ -23,7 +24,5 @@ def load_published(folder: Path) -> Rows:
         found = found.rename(columns={"source": "writeup", number: "value"}).fillna(NOT_STATED)
         # pandas reads an integer column with a gap as floats.
         found = found.map(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)
-        frames.append(
-            found.assign(chapter="published", topic=file.stem, quantity="published", status="ok")
-        )
+        frames.append(found.assign(topic=file.stem, **LABELS))
     return pd.concat(frames, ignore_index=True)

@@ -137,16 +137,12 @@ def load_set(spec: str) -> ResultSet:
         for key, value in _facts(result):
             facts[key][str(value)] += 1
     table = table_of(rows)
-    return ResultSet(
-        name=spec,
-        rows=table.reindex(columns=list(dict.fromkeys([*table, "file", "point"]))),
-        files=files,
-        facts={
-            key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
-            for key, counts in facts.items()
-        },
-        problems=problems,
-    )
+    table = table.reindex(columns=list(dict.fromkeys([*table, "file", "point"])))
+    stated = {
+        key: str(counts.total()) if key.endswith(" results") else ", ".join(counts)
+        for key, counts in facts.items()
+    }
+    return ResultSet(name=spec, rows=table, files=files, facts=stated, problems=problems)
 
 
 def _rows(result: Result, path: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from lmlab.report.table import Table, memory, quantity, speedup, time
 from lmlab.report.text import GIB
 
 NAIVE, COMPILED = "naive", "compiled"
+DIRECTIONS = ("forward", "backward")
 WRITTEN_OUT = ("max", "subtract", "exp", "sum", "divide")
 COPIED = ("chapter", "source", "topic", "precision", "head_dim", "sequence")
 
@@ -63,8 +64,7 @@ def accounts(rows: Rows) -> Rows:
     """Memory by tensor at the smallest shape that does not fit and the largest that does."""
     points = [point for status in ("oom", "ok") if (point := extreme_naive(rows, status))]
     titles = {p["source"]: f"head dim {p['head_dim']}, sequence {p['sequence']:,}" for p in points}
-    rows = select(rows, source=list(titles))
-    rows = rows.assign(shape=rows["source"].map(titles))
+    rows = select(rows, source=list(titles)).assign(shape=lambda found: found["source"].map(titles))
     measured = select(rows, quantity="memory", variant=NAIVE).assign(tensor="measured")
     found = pd.concat([select(rows, quantity="expected_memory"), measured])
     found["quantity"] = "memory"
@@ -77,11 +77,8 @@ def panels(results: Results) -> Rows:
     rows = select(rows, head_dim=[rows["head_dim"].min(), rows["head_dim"].max()])
     rows = rows.assign(dim=rows["head_dim"].map("head dim {}".format))
     peaks = select(rows, quantity="memory", stage="peak")
-    found = {
-        "forward (ms)": select(rows, quantity="time", phase="forward"),
-        "backward (ms)": select(rows, quantity="time", phase="backward"),
-        "peak memory (GiB)": peaks.assign(value=peaks["value"] / GIB),
-    }
+    found = {f"{name} (ms)": select(rows, quantity="time", phase=name) for name in DIRECTIONS}
+    found["peak memory (GiB)"] = peaks.assign(value=peaks["value"] / GIB)
     return pd.concat([mine.assign(panel=panel) for panel, mine in found.items()])
 
 
@@ -105,7 +102,7 @@ def facts(rows: Rows) -> dict[str, Any] | None:
     }
 
 
-PASSES = {f"{name} (ms)": time(phase=name) for name in ("forward", "backward")}
+PASSES = {f"{name} (ms)": time(phase=name) for name in DIRECTIONS}
 PEAK = memory("memory", "MiB", stage="peak")
 BY_SHAPE = ["head_dim", "sequence"]
 SOFTMAX: Any = {"rows": ["size", "context"], "where": {"topic": "softmax"}}
@@ -144,8 +141,7 @@ TABLES = {
         where={"topic": "naive", "variant": COMPILED},
         columns={
             **PASSES,
-            "forward, speed-up": speedup(phase="forward"),
-            "backward, speed-up": speedup(phase="backward"),
+            **{f"{name}, speed-up": speedup(phase=name) for name in DIRECTIONS},
             "peak (MiB)": PEAK,
             "first call (s)": quantity("first_call_time", "s"),
         },

@@ -66,9 +66,8 @@ def derive(rows: Rows, results: Results) -> Rows:
     peaks = {name: {**peak, "variant": name} for name in (OURS, NAIVE)}
     rows = combine(rows, "peak_reduction", peaks, lambda p: p.naive - p.flash)
     rows = naive_page.with_softmax(rows)
-    on = ["source", "phase"]
     work = {name: {"quantity": name, "topic": [*ON]} for name in ("time", "flops")}
-    rows = combine(rows, "rate", work, lambda p: p.flops / p.time / 1e9, on=on)
+    rows = combine(rows, "rate", work, lambda p: p.flops / p.time / 1e9, on=["source", "phase"])
     return with_share(rows, "matmul_share", results, "matmul_rate")
 
 
@@ -365,9 +364,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         "topics": {row["topic"]: row for row in records(rows.drop_duplicates("topic"))},
         "naive": naive_page.facts(rows),
         "best": {
-            precision: found
-            for (precision,) in distinct(ours, ["precision"])
-            if (found := best.where(precision=precision))
+            p: mine for (p,) in distinct(ours, ["precision"]) if (mine := best.where(precision=p))
         },
         # A comparison with a single sample on either side is always undecided.
         "single": sum(min(p.variant["n"], p.baseline["n"]) < 2 for p in best.undecided),
@@ -422,8 +419,7 @@ def checked(chapter: Chapter) -> list[dict[str, Any]]:
     rows, key = chapter.own.rows.fillna({"sequence": 0}), ["source", "sequence", "variant"]
     errors = select(rows, status="ok", quantity="error")
     timed = is_among(errors, select(rows, quantity="time", status="ok"), key)
-    failed = is_among(errors, select(rows, status="failed"), key)
-    errors = errors.assign(timed=timed, failed=failed)
+    errors = errors.assign(timed=timed, failed=is_among(errors, select(rows, status="failed"), key))
     return [
         {
             "precision": precision,

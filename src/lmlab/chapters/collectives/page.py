@@ -9,7 +9,7 @@ Time is fitted as latency + size / bandwidth, minimizing relative errors (otherw
 dominate), with both terms non-negative.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from lmlab.report.text import MIB, UNSTEADY
 TITLE = "Collectives"
 
 MULTI_RANK: dict[str, Any] = {"world_size": lambda count: count > 1}
+SENT = {"quantity": "time", **MULTI_RANK}
 FIT_OPERATION = "all_reduce"
 MIN_SIZES = 3
 """A line through two points has no error to show."""
@@ -48,10 +49,9 @@ def derive(rows: Rows, results: Results) -> Rows:
         on_bus=[*map(bus_factor, rows["operation"], rows["world_size"])],
         collective=rows["operation"].map(lambda n: str(n).replace("_", "-"), na_action="ignore"),
     )
-    sent = {"quantity": "time", **MULTI_RANK}
-    rows = derived(rows, "algbw", sent, lambda f: f.bytes / f.value / 1e6)
+    rows = derived(rows, "algbw", SENT, lambda f: f.bytes / f.value / 1e6)
     rows = derived(rows, "busbw", {"quantity": "algbw"}, lambda f: f.value * f.on_bus)
-    return _fits(rows)
+    return pd.concat([rows, *_fits(rows)])
 
 
 def size_name(count: float) -> str | None:
@@ -77,10 +77,9 @@ def fit_line(sizes: Any, ms: Any) -> tuple[float, float, float]:
     return float(latency), float(1 / per_byte) if per_byte else np.inf, float(worst)
 
 
-def _fits(rows: Rows) -> Rows:
-    """Append latency, bus bandwidth and fit error per point, operation and dtype."""
-    found = [rows]
-    times = select(rows, quantity="time", status="ok", **MULTI_RANK)
+def _fits(rows: Rows) -> Iterator[Rows]:
+    """Latency, bus bandwidth and fit error per point, operation and dtype."""
+    times = select(rows, status="ok", **SENT)
     for _, group in times.groupby(["source", "operation", "dtype"], sort=False):
         if len(group) < MIN_SIZES:
             continue
@@ -90,9 +89,7 @@ def _fits(rows: Rows) -> Rows:
         if worst <= MAX_ERROR and group["bytes"].max() > MAX_ERROR * latency * per_ms:
             numbers |= {"latency": latency, "bytes_per_ms": per_ms}
             numbers["bandwidth"] = first["on_bus"] * per_ms / 1e6
-        no_size = dict.fromkeys(["unit", "bytes", "mib", "size"])
-        found.append(computed(first, numbers, **no_size))
-    return pd.concat(found)
+        yield computed(first, numbers, **dict.fromkeys(["unit", "bytes", "mib", "size"]))
 
 
 def fit_figure(results: Results) -> Rows:
@@ -161,13 +158,9 @@ FIGURES = {
     )
 }
 
+SAME_WORK = ["operation", "ranks", "mib"]
 COMPARISONS = {
-    "bf16": Compare(
-        variant={"dtype": "bf16"},
-        baseline={"dtype": "fp32"},
-        on=["operation", "ranks", "mib"],
-        where={"quantity": "time", **MULTI_RANK},
-    )
+    "bf16": Compare(variant={"dtype": "bf16"}, baseline={"dtype": "fp32"}, on=SAME_WORK, where=SENT)
 }
 
 
@@ -178,8 +171,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     small = select(times, mib=lambda size: size <= SMALL_MIB)
     alone = select(_in_first_dtype(rows), quantity="time", world_size=1, status="ok")
     groups = [_group(rows, mine) for _, mine in times.groupby("ranks", sort=False)]
-    order = list(PLACEMENTS)
-    groups.sort(key=lambda group: (order.index(group["placement"]), group["world_size"]))
+    groups.sort(key=lambda each: (list(PLACEMENTS).index(each["placement"]), each["world_size"]))
     return {
         "groups": groups,
         "dtype": next(iter(_in_first_dtype(rows)["dtype"]), None),
@@ -197,11 +189,10 @@ def _group(rows: Rows, times: Rows) -> dict[str, Any]:
     largest = times.sort_values("mib", key=pd.to_numeric).iloc[-1]
     mine = select(_multi_rank(rows), ranks=largest["ranks"])
     fit = select(mine, operation=FIT_OPERATION)
-    gather = {"quantity": "time", "operation": "all_gather", "mib": largest["mib"]}
     return {
         **{name: largest[name] for name in ("ranks", "placement", "world_size", "size")},
         "ms": largest["value"],
         "busbw": first_value(fit, quantity="busbw", mib=largest["mib"]),
-        "gather_ms": first_value(mine, **gather),
+        "gather_ms": first_value(mine, quantity="time", operation="all_gather", mib=largest["mib"]),
         **{name: first_value(fit, quantity=name) for name in ("latency", "bandwidth")},
     }

@@ -6,6 +6,7 @@ of that is hidden, but never the last message: max(S/B + n c - h (1 - 1/n), S/(n
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from lmlab.chapters import rank_page
 from lmlab.chapters.rank_page import STEP, compare_with, first_value, lead_rows, variant_table
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, computed, distinct, select
+from lmlab.report.frame import Results, Rows, computed, records, select, values_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity, time
 from lmlab.report.text import percent
@@ -31,15 +32,14 @@ SENT = ["added", "messages", "message_bytes"]
 def derive(rows: Rows, results: Results) -> Rows:
     """Add names, the time and share of communication, and the fitted bucket model."""
     rows = rank_page.with_ranks(rows, results)
-    names: Any = [name_of(*p) for p in zip(rows.variant, rows.torch_bucket_mb, strict=True)]
-    rows = rows.assign(
-        variant_name=names,
-        same_bucket=rows.variant == rows.torch_bucket_mb.map(lambda mb: f"bucketed_{mb:g}"),
-    )
+    names: Any = [*map(name_of, rows.variant, rows.torch_bucket_mb)]
+    same_bucket = rows.variant == rows.torch_bucket_mb.map(lambda mb: f"bucketed_{mb:g}")
+    rows = rows.assign(variant_name=names, same_bucket=same_bucket)
     flat = compare_with(select(rows, variant=lambda v: v != ALONE), FLAT).rows()
-    parts = [rows, communication(rows), flat.assign(quantity="versus_flat")]
+    parts = [rows, *communication(rows), flat.assign(quantity="versus_flat")]
     rows = pd.concat([part for part in parts if not part.empty], ignore_index=True)
-    return rank_page.with_rank_maxima(_with_model(rows))
+    rows = pd.concat([rows, *_models(rows)], ignore_index=True)
+    return rank_page.with_rank_maxima(rows)
 
 
 def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
@@ -52,18 +52,16 @@ def name_of(variant: Any, torch_bucket_mb: float) -> str | None:
     return "no communication" if variant == ALONE else variant
 
 
-def communication(rows: Rows) -> Rows:
+def communication(rows: Rows) -> Iterator[Rows]:
     """Per variant: the share of communication, (step - alone) / step, shown as the verdict unless
     that is "slower", and the time `added` to a step (median over rounds)."""
-    found = [rows.head(0)]
     for pair in compare_with(rows, ALONE):
         added = float(np.median(np.subtract(pair.variant["samples"], pair.baseline["samples"])))
         numbers = {"communication_share": 1 - pair.ratio, "added": added}
         share = percent(1 - pair.ratio) if pair.verdict == SLOWER else pair.verdict
         # `min` and `max` stay those of the whole step, which `step_parts` draws.
         own = {name: pair.variant[name] for name in ("min", "max")} | {"stability": None}
-        found.append(computed(pair.variant, numbers, share=share, verdict=pair.verdict, **own))
-    return pd.concat(found)
+        yield computed(pair.variant, numbers, share=share, verdict=pair.verdict, **own)
 
 
 def added_ms(total: float, n: Any, hide_ms: Any, per_byte: float, call_ms: float) -> Any:
@@ -96,9 +94,8 @@ def best_messages(total: float, hide_ms: float, per_byte: float, call_ms: float)
     return int(tried[int(np.argmin(added_ms(total, tried, hide_ms, per_byte, call_ms)))])
 
 
-def _with_model(rows: Rows) -> Rows:
-    """Append the fitted model of each job, its optimum, and its prediction per variant."""
-    found = [rows]
+def _models(rows: Rows) -> Iterator[Rows]:
+    """The fitted model of each job, its optimum, and its prediction per variant."""
     for _, mine in select(rows, status="ok").groupby("source", sort=False):
         sent = select(mine, quantity=SENT)
         sent = sent.pivot(index="variant", columns="quantity", values="value")
@@ -119,10 +116,8 @@ def _with_model(rows: Rows) -> Rows:
             "model_error": float(np.sqrt(np.mean((model - added) ** 2)) / added.abs().mean()),
         }
         measured = select(mine, quantity="added", variant=list(sent.index))
-        first: Any = measured.iloc[0].to_dict()
-        modelled = measured.assign(quantity="modelled", value=measured["variant"].map(model))
-        found += [modelled, computed(first, numbers, variant=None, variant_name=None)]
-    return pd.concat(found, ignore_index=True)
+        yield measured.assign(quantity="modelled", value=measured["variant"].map(model))
+        yield computed(records(measured)[0], numbers, variant=None, variant_name=None)
 
 
 def _overlaps(variant: str) -> bool:
@@ -254,7 +249,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
         return {**shared, "ranks": None}
     backward = first_value(rows, quantity="phase_time", phase="backward")
     flat = first_value(rows, quantity="added", variant=FLAT)
-    ours = [v for (v,) in distinct(times, ["variant"]) if _overlaps(v)]
+    ours = [variant for variant in values_of(times, "variant") if _overlaps(variant)]
     added = select(rows, quantity="added", variant=ours).set_index("variant_name")["value"]
     buckets = [v for v in ours if v.startswith("bucketed_")]
     return {

@@ -1,7 +1,7 @@
 """Step times: by size and context, host against GPU, fp32 against bf16, and what warm-up does."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -46,9 +46,13 @@ def derive(rows: Rows, results: Results) -> Rows:
     rows = with_rates(rows, {"throughput": "tokens"}, ["source"], clock="wall", phase="total")
     replay = ("graph_replay_time", "graph_busy_time", "kernels")
     parts = {**{key: {"quantity": key} for key in replay}, "device": times("device", PASSES)}
-    for name, check in GRAPH_CHECKS.items():
-        rows = combine(rows, name, parts, check, on=phase)
-    return pd.concat([_utilization(rows, results), warm_up(rows)], ignore_index=True)
+    for name, value in (  # pauses in microseconds
+        ("replay_to_device", lambda p: p.graph_replay_time / p.device),
+        ("replay_busy_to_device", lambda p: p.graph_busy_time / p.device),
+        ("pause_per_kernel", lambda p: (p.graph_replay_time - p.graph_busy_time) / p.kernels * 1e3),
+    ):
+        rows = combine(rows, name, parts, value, on=phase)
+    return pd.concat([_utilization(rows, results), *warm_up(rows)], ignore_index=True)
 
 
 def times(clock: Any, phase: Any) -> dict[str, Any]:
@@ -62,14 +66,6 @@ def _with_bottleneck(rows: Rows) -> Rows:
     found = pd.MultiIndex.from_frame(rows[POINT]).map(shares.to_dict().get)
     names = ["-" if pd.isna(s) else "host" if s < HOST_BOUND_BELOW else "GPU" for s in found]
     return rows.assign(bottleneck=names)
-
-
-# Device time against the replay of a CUDA graph; pauses in microseconds.
-GRAPH_CHECKS: dict[str, Callable[[Rows], Any]] = {
-    "replay_to_device": lambda p: p.graph_replay_time / p.device,
-    "replay_busy_to_device": lambda p: p.graph_busy_time / p.device,
-    "pause_per_kernel": lambda p: (p.graph_replay_time - p.graph_busy_time) / p.kernels * 1e3,
-}
 
 
 def _utilization(rows: Rows, results: Results) -> Rows:
@@ -93,10 +89,9 @@ def first_steps(results: Results) -> Rows:
     return rows.assign(step=rows.groupby("source").cumcount() + 1, value=rows["samples"])
 
 
-def warm_up(rows: Rows) -> Rows:
+def warm_up(rows: Rows) -> Iterator[Rows]:
     """By mode and size: what the first step costs beyond a settled one, and when steps settle."""
     cold = select(rows, **COLD)
-    found = [rows.head(0)]
     for first in records(select(cold, warmup=0)):
         steps = list(first["samples"])
         pace = statistics.median(steps[len(steps) // 2 :])
@@ -111,21 +106,17 @@ def warm_up(rows: Rows) -> Rows:
         }
         same = select(cold, size=first["size"], mode=first["mode"]).sort_values("warmup")["sd"]
         numbers |= {"sd_cold": first["sd"], "sd_warm": same.iloc[-1] if len(same) > 1 else None}
-        found.append(computed(first, numbers, phase=WARM_UP))
-    return pd.concat(found).dropna(subset="value")
+        yield computed(first, numbers, phase=WARM_UP).dropna(subset="value")
 
 
 # Two modes run the same forward and backward passes in separate processes.
-NOISE = Noise(
-    replicates={**WARM, "phase": list(PASSES), "mode": ["forward_backward", "train_step"]},
-    keys=[*POINT, "phase"],
-    host_bound_below=HOST_BOUND_BELOW,
-)
+REPLICATES = {**WARM, "phase": list(PASSES), "mode": ["forward_backward", "train_step"]}
+NOISE = Noise(replicates=REPLICATES, keys=[*POINT, "phase"], host_bound_below=HOST_BOUND_BELOW)
 
 
 def disagreement(rows: Rows) -> Any:
     """Per clock: difference between two replicates of a phase, relative to the smaller."""
-    found = select(rows, quantity="time", status="ok", **NOISE.replicates).astype({"value": float})
+    found = select(rows, quantity="time", status="ok", **REPLICATES).astype({"value": float})
     groups = found.groupby([*NOISE.keys, "clock"], sort=False)["value"]
     pairs = groups.agg(["count", "min", "max"]).query("count == 2")
     apart = (pairs["max"] / pairs["min"] - 1).groupby("clock", sort=False)
@@ -137,14 +128,10 @@ def disagreement(rows: Rows) -> Any:
 def bf16_comparison(clock: str, phase: str, mode: str = "train_step") -> Compare:
     """Compare bf16 with fp32 across jobs. Noise is pooled by bottleneck: a busy GPU repeats within
     1 % from process to process, a host that launches kernels does not."""
-    return Compare(
-        variant={"precision": "bf16", **WARM, "mode": mode, "phase": phase},
-        baseline={"precision": "fp32", **WARM, "mode": mode, "phase": phase},
-        on=["size", "context", "batch"],
-        where={"quantity": "time", "clock": clock},
-        noise=NOISE,
-        pool=["bottleneck"],
-    )
+    bf16, fp32 = ({**WARM, "mode": mode, "phase": phase, "precision": p} for p in ("bf16", "fp32"))
+    where, on = {"quantity": "time", "clock": clock}, ["size", "context", "batch"]
+    pool = ["bottleneck"]
+    return Compare(variant=bf16, baseline=fp32, on=on, where=where, noise=NOISE, pool=pool)
 
 
 BASES = {"bf16_device": "device time", "bf16": "wall time"}
@@ -255,10 +242,7 @@ TABLES = {
         "{precision}",
         **TRAINING,
         columns={
-            **{
-                f"{clock} (ms per layer)": quantity("per_layer", "ms", clock=clock)
-                for clock in CLOCKS
-            },
+            **{f"{c} (ms per layer)": quantity("per_layer", "ms", clock=c) for c in CLOCKS},
             **{f"{p}, device / wall": quantity("busy_share", "percent", phase=p) for p in PHASES},
         },
     ),

@@ -7,7 +7,7 @@ from lmlab.chapters.attention.page import NAMES
 from lmlab.chapters.machine.page import kernel_time, with_rates, with_share
 from lmlab.report.compare import Compare
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, combine, derived, distinct, highest, select
+from lmlab.report.frame import Results, Rows, combine, derived, highest, select, values_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, memory, quantity, speedup, time
 
@@ -34,11 +34,6 @@ COMPARISONS = {
     "kernels": _kernels("library"),
     "loss": _kernels("compiled"),
 }
-# Side `rung` only: in the next rung's rounds, the same step has a different wall time.
-BUSY: dict[str, dict[str, Any]] = {
-    clock: {"quantity": "time", "clock": clock, "side": "rung", "topic": "ladder"}
-    for clock in ("device", "wall")
-}
 COLUMNS = ["rung", "attention", "side", "variant", "part", "topic", "size", "layers", "precision"]
 
 
@@ -46,14 +41,15 @@ def derive(rows: Rows, results: Results) -> Rows:
     """Add rates and utilization, and mark the records of the rung itself as `own`."""
     rows = rows.reindex(columns=list(dict.fromkeys([*rows, *COLUMNS])))
     is_own = (rows["variant"] == rows["rung"]) | (rows["side"] == "rung")
-    rows = rows.assign(
-        own=is_own.where(rows["rung"].notna()),
-        attention=rows["attention"].map(lambda name: NAMES.get(name, name)),
-    )
+    names = rows["attention"].map(lambda name: NAMES.get(name, name))
+    rows = rows.assign(own=is_own.where(rows["rung"].notna()), attention=names)
     rates = {"throughput": "tokens", "rate": "flops"}
     key = ["source", "rung", "attention"]
     rows = with_rates(rows, rates, key, side=["rung", "other"], clock="wall")
-    rows = combine(rows, "busy_share", BUSY, lambda p: p.device / p.wall, on=key)
+    # Side `rung` only: in the next rung's rounds, the same step has a different wall time.
+    step = {"quantity": "time", "side": "rung", "topic": "ladder"}
+    busy = {clock: {**step, "clock": clock} for clock in ("device", "wall")}
+    rows = combine(rows, "busy_share", busy, lambda p: p.device / p.wall, on=key)
     rows = with_share(rows, "mfu", results, "stated_matmul_rate")
     rows = with_share(rows, "measured_mfu", results, "matmul_rate")
     own = {"quantity": "throughput", **OWN}
@@ -155,7 +151,7 @@ TABLES = {
 def in_order(results: Results) -> Rows:
     """Gains over the first rung, in ladder order even if some sizes left out a rung."""
     rows = select(results.rows, topic="ladder")
-    order = [rung for (rung,) in distinct(rows, ["rung"])]  # a rung left out has a row, too
+    order = values_of(rows, "rung")  # a rung left out has a row, too
     found = select(rows, status="ok", quantity="relative")
     return found.sort_values("rung", key=lambda rungs: rungs.map(order.index), kind="stable")
 
@@ -177,7 +173,7 @@ def facts(chapter: Chapter) -> dict[str, Any]:
     rates = select(rows, quantity="throughput", topic="ladder", **OWN)
     left_out = select(rows, topic="ladder", status="unsupported", quantity="time", **OWN)
     return {
-        "best": [_best(select(rows, size=size)) for (size,) in distinct(rates, ["size"])],
+        "best": [_best(select(rows, size=size)) for size in values_of(rates, "size")],
         "left_out": left_out.groupby("reason", sort=False)["rung"].unique().map(list).to_dict(),
     }
 

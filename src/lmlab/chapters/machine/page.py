@@ -26,19 +26,16 @@ WHY_FASTER = "newer libraries, or work that was left out"
 # TFLOP/s, GB/s and tokens per second from a time in milliseconds.
 PER_MS = {"flops": 1e-9, "bytes": 1e-6, "tokens": 1e3}
 # Quantities that templates name.
-CARD = (
-    *("copy_bandwidth", "stated_bandwidth", "stated_source", "power_limit_w", "cpu_model"),
-    *("cpu_usable_cores", "sms", "gpu_count"),
-)
+CARD = ["copy_bandwidth", "stated_bandwidth", "stated_source", "power_limit_w", "cpu_model"]
+CARD += ["cpu_usable_cores", "sms", "gpu_count"]
 
 
 def derive(rows: Rows, results: Results) -> Rows:
     """Ceilings under common names (`measured`, `stated`, `share`), distinguished by `ceiling`."""
     found = select(rows, status="ok", quantity=[*MEASURED, *STATED])
-    named = found.assign(
-        ceiling=("matmul, " + found["dtype"]).fillna("copy, read and write"),
-        quantity=found["quantity"].isin(MEASURED).map({True: "measured", False: "stated"}),
-    )
+    names = ("matmul, " + found["dtype"]).fillna("copy, read and write")
+    sources = found["quantity"].isin(MEASURED).map({True: "measured", False: "stated"})
+    named = found.assign(ceiling=names, quantity=sources)
     parts = {name: {"quantity": name} for name in ("measured", "stated")}
     on = ["source", "ceiling"]
     named = combine(named, "share", parts, lambda p: p.measured / p.stated, on=on)
@@ -58,13 +55,11 @@ def ceilings(results: Results, prefix: str = "") -> dict[str, float]:
     return by_dtype(results, f"{prefix}matmul_rate") | ({} if copy is None else {"copy": copy})
 
 
-def with_share(
-    rows: Rows, quantity: str, results: Results, ceiling: str, rate: str = "rate"
-) -> Rows:
+def with_share(rows: Rows, name: str, results: Results, ceiling: str, rate: str = "rate") -> Rows:
     """Add a chapter's rate as a share of the machine's ceiling for the same precision."""
     peaks = by_dtype(results, ceiling)
     known = {"quantity": rate, "precision": list(peaks)}
-    return derived(rows, quantity, known, lambda found: found.value / found.precision.map(peaks))
+    return derived(rows, name, known, lambda found: found.value / found.precision.map(peaks))
 
 
 def with_rates(rows: Rows, rates: Mapping[str, str], on: Sequence[str], **times: Any) -> Rows:

@@ -46,8 +46,7 @@ def slowdowns(rows: Rows) -> Comparison:
     steps = select(rows, status="ok", quantity="time", clock=["wall", "device"], **CHECKPOINTING)
     steps = steps.sort_values("clock", ascending=False, kind="stable")
     order = steps["variant"].map({"none": 0, "every-1": 1}).fillna(2).sort_values(kind="stable")
-    first = steps.loc[order.index].drop_duplicates(on).index
-    steps = steps.assign(first=steps.index.isin(first))
+    steps = steps.assign(first=steps.index.isin(steps.loc[order.index].drop_duplicates(on).index))
     return Compare(variant={}, baseline={"first": True}, on=on, by=["variant"], where={}).run(steps)
 
 

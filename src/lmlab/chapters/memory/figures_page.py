@@ -33,13 +33,13 @@ def largest_runs(results: Results, **where: Any) -> Rows:
     return select(runs, size=list(runs["size"])[-1:])
 
 
-def timeline_rows(results: Results) -> Rows:
+def timeline(results: Results) -> Rows:
     """A training step of the largest size, at its shortest and longest context."""
     steps = largest_runs(results, **STEP)
     return _curves(results, select(steps, context=_ends(steps)), "{point}")
 
 
-def mode_rows(results: Results) -> Rows:
+def modes(results: Results) -> Rows:
     """A forward pass with its graph and a training step, of the largest size, middle context."""
     runs = select(largest_runs(results, **TIMELINE), mode=["forward_graph", "train_step"])
     contexts = runs["context"].unique()
@@ -60,7 +60,7 @@ def _curves(results: Results, runs: Rows, title: str) -> Rows:
     return pd.concat(found)
 
 
-def composition_rows(results: Results) -> Rows:
+def composition(results: Results) -> Rows:
     """Parts of the largest sizes' peaks, at the shortest and longest context where all fit."""
     parts = select(results.rows, quantity="part", part=lambda name: name != "peak", **STEP)
     parts = select(parts, size=list(parts["size"].unique()[-COMPARED_SIZES:]))
@@ -93,10 +93,8 @@ AREA: Any = {
     "share_x": True,
 }
 FIGURES = {
-    "timeline": Figure(title="Memory during one training step", data=timeline_rows, **AREA),
-    "modes": Figure(
-        title="Memory of a forward pass and of a training step", data=mode_rows, **AREA
-    ),
+    "timeline": Figure(title="Memory during one training step", data=timeline, **AREA),
+    "modes": Figure(title="Memory of a forward pass and of a training step", data=modes, **AREA),
     "composition": Figure(
         title="Composition of the peak of a training step",
         mark="stack",
@@ -105,7 +103,7 @@ FIGURES = {
         color="part",
         x=Axis(field="bar", title="size and precision", categorical=True),
         y=Axis("GiB", scale=1 / GIB),
-        data=composition_rows,
+        data=composition,
         height=4.0,
     ),
     "peak_by_context": Figure(

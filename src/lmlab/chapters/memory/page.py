@@ -44,7 +44,7 @@ def derive(rows: Rows, results: Results) -> Rows:
     """Sort by size and add the parts of each peak, bf16 / fp32 ratios and prediction errors."""
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *COLUMNS])))
     rows = rows.sort_values(["d_model", "num_layers", "context"], kind="stable", ignore_index=True)
-    rows = pd.concat([rows, _parts(rows), _peaks_with_phase(rows)], ignore_index=True)
+    rows = pd.concat([rows, table_of([*_parts(rows)]), _peaks_with_phase(rows)], ignore_index=True)
     peaks = {p: {"quantity": "part", "part": "peak", "precision": p} for p in PRECISIONS}
     on: tuple[str, ...] = ("topic", "size", "context", "mode")
     rows = combine(rows, "bf16_ratio", peaks, lambda p: p.bf16 / p.fp32, on=on)
@@ -66,9 +66,8 @@ def derive(rows: Rows, results: Results) -> Rows:
     return rows.assign(run=[MODES.get(mode, mode) for mode in rows["mode"]], point=named)
 
 
-def _parts(rows: Rows) -> Rows:
+def _parts(rows: Rows) -> Iterator[dict[str, Any]]:
     """Live bytes at the peak by part, attention weights apart from the other activations."""
-    found: list[dict[str, Any]] = []
     weights = select(rows, quantity="attention_weights", stage="peak")
     live = select(rows, quantity="live", stage="peak")
     for (source, mode), group in live.groupby(["source", "mode"], sort=False):
@@ -80,8 +79,8 @@ def _parts(rows: Rows) -> Rows:
         counts["half_weights"] = int(mine["value"].sum()) - counts["fp32_weights"]
         counts["activations"] -= counts["fp32_weights"] + counts["half_weights"]
         base = {**records(group)[0], "quantity": "part"}
-        found += [{**base, "category": k, "part": p, "value": counts[k]} for k, p in PARTS.items()]
-    return table_of(found)
+        for category, part in PARTS.items():
+            yield {**base, "category": category, "part": part, "value": counts[category]}
 
 
 def _peaks_with_phase(rows: Rows) -> Rows:
@@ -124,8 +123,7 @@ def _published(rows: Rows, results: Results) -> Rows:
     point = ["size", "context", "precision", "mode"]
     theirs = select(results.rows, chapter="published", topic="memory")
     theirs = theirs.reindex(columns=["chapter", "status", *point, "gpu", "writeup", "value"])
-    mode = theirs["mode"].replace("forward", "forward_graph")
-    theirs = theirs.assign(chapter="memory", mode=mode)
+    theirs = theirs.assign(chapter="memory").replace({"mode": {"forward": "forward_graph"}})
     ours = select(rows, quantity="peak_memory", status="ok", **TIMELINE).drop_duplicates(point)
     here = theirs.drop(columns="value").merge(ours[[*point, "value"]], on=point)
     there = theirs.assign(quantity="published", value=theirs["value"] * GIB)
@@ -256,10 +254,8 @@ TABLES = {
     "layers": Table(
         title="Memory of the device after a training step of {at} (GiB)",
         rows=["layer"],
-        where={**STEP, "stage": "after"},
-        data=lambda rows: _at(
-            largest(rows).assign(layer=lambda found: found["layer"].map(LAYERS)), "context"
-        ),
+        where={**STEP, "stage": "after", "layer": list(LAYERS.values())},
+        data=lambda rows: _at(largest(rows).replace({"layer": LAYERS}), "context"),
         columns={p: memory("device_memory", precision=p) for p in PRECISIONS},
     ),
     "predictions": Table(

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from lmlab.report.figure import Axis, Figure
-from lmlab.report.frame import Results, Rows, distinct, select
+from lmlab.report.frame import Results, Rows, select, values_of
 from lmlab.report.page import Chapter
 from lmlab.report.table import Table, quantity
 
@@ -130,4 +130,4 @@ def _output_errors(errors: Rows) -> dict[str, tuple[float, float]]:
 
 def _names(rows: Rows, label: str, **where: Any) -> list[str]:
     """Values of a label among the rows that match, as words."""
-    return [name.replace("_", " ") for (name,) in distinct(select(rows, **where), [label])]
+    return [name.replace("_", " ") for name in values_of(select(rows, **where), label)]

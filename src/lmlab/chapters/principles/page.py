@@ -50,11 +50,8 @@ LIMITS = {
 """Topics by what limits them."""
 LABELS = ["variant", "series", "x", "pair", "tile"]
 TIMES = {"quantity": "time", "clock": ["events", "wall"]}
-COMPARISONS = {
-    "pairs": Compare(
-        variant={"pair": "with"}, baseline={"pair": "without"}, on=["topic"], where=TIMES
-    )
-}
+WITH, WITHOUT = {"pair": "with"}, {"pair": "without"}
+COMPARISONS = {"pairs": Compare(variant=WITH, baseline=WITHOUT, on=["topic"], where=TIMES)}
 PARTS = ("sms", "warp_size", "registers_per_sm", "shared_memory_per_sm_bytes", "l2_bytes")
 
 
@@ -113,10 +110,10 @@ TABLES = {
         "the machine's matmul or copy, measured separately, so good to several percent",
         rows=["principle"],
         columns={
-            "without": quantity("time", "text", "variant", pair="without"),
-            "with": quantity("time", "text", "variant", pair="with"),
+            "without": quantity("time", "text", "variant", **WITHOUT),
+            "with": quantity("time", "text", "variant", **WITH),
             "speed-up": speedup(),
-            "share of ceiling": quantity("share", "percent", pair="with"),
+            "share of ceiling": quantity("share", "percent", **WITH),
         },
     ),
     "programs": Table(
@@ -164,14 +161,13 @@ FIGURES = {
 
 def facts(chapter: Chapter) -> dict[str, Any]:
     """Parts of the machine, the pairs by topic, and what was left out."""
-    pairs = chapter.compare["pairs"]
     failed = select(chapter.own.rows, status=["unsupported", "failed", "oom"], variant=pd.isna)
     saved = select(chapter.own.rows, quantity="saved_bytes", status="ok")
     kept = dict(zip(saved["pair"], saved["value"], strict=True)) if len(saved) else {}
     parts = {name: chapter.results.value(chapter="machine", quantity=name) for name in PARTS}
     return {
         "parts": {name: part for name, part in parts.items() if part is not None},
-        "pairs": {pair.point["topic"]: pair for pair in pairs},
+        "pairs": {pair.point["topic"]: pair for pair in chapter.compare["pairs"]},
         "kept": kept["without"] / kept["with"] if {"with", "without"} <= kept.keys() else None,
         "left_out": dict(zip(failed["principle"], failed["reason"], strict=True)),
     }

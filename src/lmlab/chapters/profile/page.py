@@ -164,9 +164,7 @@ def other_kernels(rows: Rows) -> Rows:
     return rows.drop_duplicates(["source", "kernel", "quantity"])
 
 
-MATMUL_SHARES = {
-    f"matmul, {plain(mode)}": quantity("matmul_share", "percent", mode=mode) for mode in MODES
-}
+MATMUL_SHARES = {f"matmul, {plain(m)}": quantity("matmul_share", "percent", mode=m) for m in MODES}
 PART_TIMES = {f"{PARTS[p]} (ms)": quantity("part_total_time", "ms", part=p) for p in PARTS}
 ATTENTION = {**PART_TIMES, "softmax / matmuls, time": quantity("softmax_to_matmuls")}
 
@@ -186,6 +184,7 @@ FAMILY_SHARES = {
     for family in (*OTHER_FAMILIES, *more)
 }
 BY_CONTEXT: Any = {"rows": ["size", "context"], "data": recorded}
+IN_STEPS: Any = {**BY_CONTEXT, "where": {"mode": "train_step"}}
 TABLES = {
     "front_attention": Table(
         title="Parts of attention in one forward pass, {precision}, all layers, longest context "
@@ -213,16 +212,14 @@ TABLES = {
     ),
     "phases": Table(
         title="Training step on the device's timeline: first to last kernel, {precision}",
-        where={"mode": "train_step"},
         columns={
             **{f"{name} (ms)": quantity("span_time", "ms", phase=name) for name in PHASES},
             "backward / forward": quantity("backward_to_forward", "times"),
         },
-        **BY_CONTEXT,
+        **IN_STEPS,
     ),
     "utilization": Table(
         title="Utilization of a training step as a product of three shares, {precision}",
-        where={"mode": "train_step"},
         columns={
             "matmul kernels (TFLOP/s)": quantity("matmul_rate"),
             "of the stated peak": quantity("share_of_peak", "percent"),
@@ -230,7 +227,7 @@ TABLES = {
             "x device in wall time": quantity("device_share", "percent"),
             "= utilization": quantity("utilization", "percent"),
         },
-        **BY_CONTEXT,
+        **IN_STEPS,
     ),
     "others": Table(
         title="Largest non-matmul kernels of a forward pass, at the longest context recorded, "
@@ -249,8 +246,7 @@ TABLES = {
     ),
     "host": Table(
         title="Host and device in one profiled training step, {precision}",
-        **BY_CONTEXT,
-        where={"mode": "train_step"},
+        **IN_STEPS,
         columns={
             "device, first to last kernel (ms)": quantity("span_time", "ms", phase="total"),
             "host, all phases (ms)": quantity("host_time", "ms", phase="total"),
