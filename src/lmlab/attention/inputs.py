@@ -57,8 +57,6 @@ def check_causal_lengths(queries: int, keys: int) -> None:
 
 def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cast as autocast does for matrix products, if it is enabled."""
-    if not torch._C._is_any_autocast_enabled():
-        return q, k, v
     device = q.device.type
     if device not in ("cuda", "cpu") or not torch.is_autocast_enabled(device):
         return q, k, v
