@@ -104,8 +104,18 @@ def store_rows(
 
 @gluon.jit
 def first_offset(tile, tiles, blocks):
-    """By how many blocks before the last one a program starts."""
+    """If ROTATED, by how many blocks before the last one a program starts."""
     return (tiles - 1 - tile) * blocks // tiles
+
+
+@gluon.jit
+def ring_steps(tile, tiles, blocks):
+    """If ROTATED, a program's steps in its own segment, and those before the next program's
+    segment, in which it is the last."""
+    next_tile = (tile + 1) % tiles
+    own_steps = first_offset(tile - 1, tiles, blocks) - first_offset(tile, tiles, blocks)
+    last_steps = first_offset(next_tile - 1, tiles, blocks) - first_offset(next_tile, tiles, blocks)
+    return own_steps, blocks - last_steps
 
 
 @gluon.jit
@@ -147,18 +157,14 @@ def dq_warpgroup(
     first, _, last, shift = bounds
     own_semaphore = semaphores + batch_head * (last_tile + 1) + tile
     prev_semaphore = own_semaphore - 1
-    # The first query block that sees a key of the next program; earlier ones are final here.
-    final_end = 0
-    # If ROTATED, a program is the first in its own segment and the last in that of the next one.
     own_steps = 0
     final_start = 0
     if SHAPE.ROTATED:
+        own_steps, final_start = ring_steps(tile, last_tile + 1, last)
         if tile == 0:
-            prev_semaphore = own_semaphore + last_tile
-        own_steps = first_offset(tile - 1, last_tile + 1, last) - (last - 1 - origin)
-        next_tile = (tile + 1) % (last_tile + 1)
-        after_next = first_offset(next_tile - 1, last_tile + 1, last)
-        final_start = last - after_next + first_offset(next_tile, last_tile + 1, last)
+            prev_semaphore += last_tile + 1
+    # The first query block that sees a key of the next program; earlier ones are final here.
+    final_end = 0
     if SHAPE.IS_CAUSAL:
         final_end = gl.maximum((tile + 1) * BLOCK_N - shift, 0) // SHAPE.BLOCK
     if tile == last_tile:
