@@ -226,9 +226,10 @@ def test_programs_in_a_ring_all_run_at_once(
     monkeypatch: pytest.MonkeyPatch, set_device: SetDevice
 ) -> None:
     set_device(DEVICES["hopper"])
-    possible = replace(SIXTEEN_HEADS, heads=2, is_causal=False, direction="backward")
+    possible = replace(SIXTEEN_HEADS, heads=2, kv_heads=2, is_causal=False, direction="backward")
     assert configs.look_up(possible).rotated
-    for change in ({"is_causal": True}, {"queries": 8192}, {"queries": 32768, "keys": 32768}):
+    others: list[dict[str, Any]] = [{"is_causal": True}, {"queries": 8192}, {"kv_heads": 1}]
+    for change in (*others, {"queries": 32768, "keys": 32768}):
         assert not configs.look_up(replace(possible, **change)).rotated
     monkeypatch.setattr(configs.distributed, "is_initialized", lambda: True)
     assert not configs.look_up(possible).rotated

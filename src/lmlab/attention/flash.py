@@ -91,8 +91,7 @@ class FlashAttention(torch.autograd.Function):
         scale: float | None = None,
     ) -> Tensor:  # fmt: skip
         """The output, in the dtype of q."""
-        if torch._C._is_any_autocast_enabled():
-            q, k, v = cast_for_autocast(q, k, v)
+        q, k, v = cast_for_autocast(q, k, v)
         ctx.is_causal = is_causal
         ctx.scale = q.shape[-1] ** -0.5 if scale is None else scale
         ctx.forward = None

@@ -124,14 +124,17 @@ def dq_block_n(tiles: Tiles, head_dim: int, sequence: int) -> int:
 def can_rotate(problem: Problem) -> bool:
     """Whether the programs of a head may start at different query blocks in the fused backward.
 
-    They wait for each other in a ring, so all must run at once. With several ranks, collectives may
-    hold SMs for as long as another rank's attention waits for SMs. And all programs but one need
-    two blocks to start with, because they signal every second iteration.
+    They wait for each other, so all must run at once, next to no other kernel that waits, such as
+    a collective. Two blocks each to start with are enough: they signal every second iteration.
     """
     programs, blocks = ceil_div(problem.keys, 128), ceil_div(problem.queries, 64)
-    fits = programs <= problem.gpu.num_sms and blocks >= 2 * programs - 1
-    has_ranks = distributed.is_available() and distributed.is_initialized()
-    return fits and not problem.is_causal and not has_ranks
+    fits = programs <= problem.gpu.num_sms and abs(blocks - 2 * programs) <= 1
+    return fits and not problem.is_causal and problem.group_size == 1 and not has_ranks()
+
+
+def has_ranks() -> bool:
+    """Whether this process belongs to a process group."""
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def shared_bytes(problem: Problem, tiles: Tiles) -> int:

@@ -24,7 +24,7 @@ from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lmlab.kernels.call import ALIGNMENT, Call
-from lmlab.kernels.configs import BF16_TERMS, Tiles, choose
+from lmlab.kernels.configs import BF16_TERMS, Tiles, choose, has_ranks
 from lmlab.kernels.flash_backward import flash_backward_kernel
 from lmlab.kernels.flash_delta import delta_kernel
 from lmlab.kernels.flash_forward import flash_forward_kernel
@@ -115,7 +115,7 @@ def follow(
     q, k, v, o, lse = saved
     inputs = q, k, v, grad_o, o, lse
     addresses.insert(3, grad_o.data_ptr())
-    layout = grad_o.stride(), addresses[3] % ALIGNMENT, _is_tf32(q)
+    layout = grad_o.stride(), addresses[3] % ALIGNMENT, _mode(q)
     call = cached.backwards.get(layout)
     if call is None:  # the first backward after this forward, or the first with this layout
         call = _calls.get(_key(inputs, addresses, is_causal, scale, None))
@@ -125,8 +125,10 @@ def follow(
     return call(inputs, addresses)
 
 
-def _is_tf32(q: Tensor) -> bool:
-    return q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+def _mode(q: Tensor) -> tuple[bool, bool]:
+    """What a plan depends on besides its tensors: TF32, and whether there are other ranks."""
+    is_tf32 = q.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return is_tf32, has_ranks()
 
 
 def _key(
@@ -139,7 +141,7 @@ def _key(
     checked = (v.shape, k.dtype, v.dtype, k.device, v.device) if len(inputs) == 3 else ()
     return (
         q.shape, k.shape, q.dtype, q.device, *[x.stride() for x in inputs], *checked,
-        reduce(or_, addresses) % ALIGNMENT, is_causal, scale, _is_tf32(q), tiles,
+        reduce(or_, addresses) % ALIGNMENT, is_causal, scale, _mode(q), tiles,
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from lmlab.kernels.configs import Tiles
 from lmlab.kernels.problem import Problem, ceil_div, power_of_two
 
 FULL, TOGETHER = 8, 16
-"""With more blocks per SM than this, the backward schedules at most so many heads together. Long
-and short loops then run at the same time, and reads are spread more evenly."""
+"""With more than FULL blocks per SM, the backward schedules at most TOGETHER key heads together.
+Long and short loops then run at the same time, and reads are spread more evenly."""
 MAX_SPLITS = 16
 MIN_TILES_PER_SPLIT = 4
 """Iterations per split in the forward; half as many in the backward, whose iterations do more."""

@@ -200,16 +200,13 @@ class TensorMap:
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
         offset = -ctypes.addressof(self._memory) % MAP_ALIGNMENT
         self.buffer = (ctypes.c_char * MAP_BYTES).from_buffer(self._memory, offset)
-        # Where PTX's `tensormap.replace` writes the address, on Hopper and on Blackwell.
-        self._start = ctypes.c_uint64.from_buffer(self.buffer)
         self._tiled, self._metadata = tiled, metadata
+        self._replace = partial(cuda().cuTensorMapReplaceAddress, self.buffer)
         self.index, self.address = tiled.operand.index, 0
 
     def move(self, address: int) -> None:
         """Point the descriptor at the tensor at this address."""
-        if self.address:
-            self._start.value = address
-        elif status := self._create(address):
+        if status := self._replace(address) if self.address else self._create(address):
             raise RuntimeError(f"flash: CUDA error {status} in a TMA descriptor")
         self.address = address
 
@@ -230,7 +227,9 @@ class TensorMap:
 @cache
 def cuda() -> Any:
     """The CUDA driver; calls hold the GIL, because releasing it would take longer than they do."""
-    return ctypes.PyDLL("libcuda.so.1")
+    library = ctypes.PyDLL("libcuda.so.1")
+    library.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return library
 
 
 def bind_context(device: int) -> None:

@@ -101,6 +101,9 @@ hopper    backward  16  64 any     2048  1/4   64   64  4  3  inline-delta
 hopper    backward  16  64 full    2048    1   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 full    8192    1   64   64  4  3  tma whole
 hopper    backward  16  64 full    8192  1/2   64   64  4  3  tma
+hopper    backward  16  64 full     512  any   64  128  8  2  warp-specialized fused
+hopper    backward  16  64 full    1024    1   64  128  8  2  warp-specialized fused
+hopper    backward  16  64 full    8192    1   64  128  8  2  warp-specialized
 hopper    backward  16  64 full     any   16   64  128  8  2  warp-specialized fused rotated
 hopper    backward  16  64 full    1024    4   64   64  4  3  tma unpaired whole
 hopper    backward  16  64 full    1024    6   64   64  4  3  tma whole

@@ -54,9 +54,7 @@ def producer(
 ):  # fmt: skip
     """Load the resident tiles of each consumer, then stream blocks [first, last) of a and b.
 
-    They begin with block `origin`, which is the first or, if REVERSED, any: after the first follows
-    the last.
-
+    `origin` is the block to begin with: the first or, if REVERSED, one from which to go backwards.
     `vectors` are lse (with a) and delta (with b), one number per streamed row; K and V have none.
     """
     a_resident, b_resident, a_streamed, b_streamed, a_vectors, b_vectors = tiles

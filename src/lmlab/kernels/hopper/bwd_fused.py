@@ -110,8 +110,7 @@ def first_offset(tile, tiles, blocks):
 
 @gluon.jit
 def ring_steps(tile, tiles, blocks):
-    """If ROTATED, a program's steps in its own segment, and those before the next program's
-    segment, in which it is the last."""
+    """If ROTATED, a program's steps in its own segment, and those before the next program's."""
     next_tile = (tile + 1) % tiles
     own_steps = first_offset(tile - 1, tiles, blocks) - first_offset(tile, tiles, blocks)
     last_steps = first_offset(next_tile - 1, tiles, blocks) - first_offset(next_tile, tiles, blocks)

@@ -32,8 +32,8 @@ LOG2E = 1.4426950408889634
 FUSED_HEADS = 16
 """Heads scheduled together in the fused backward, so that no program waits long for another."""
 FEW_KEYS = 512
-"""Up to which the forward pads head dimensions 65 to 96 (one product starts sooner than three) and
-is limited by memory."""
+"""Up to this many keys the forward is limited by memory, and pads head dimensions 65 to 96, because
+one product starts sooner than three."""
 
 
 def can_forward(problem: Problem, tiles: Tiles, plan: Plan, inputs: Operands) -> bool:
